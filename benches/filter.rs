@@ -156,7 +156,7 @@ fn speed(out: &mut impl std::io::Write) {
         },
     ];
     let built = |options: &Options| built(&columns, ITEMS, LIST, options);
-    let whole = built(&Options::default());
+    let complete = built(&Options::default());
     let unposted = built(&Options { posting_share_max: 0.0, ..Options::default() });
     let unbucketed = built(&Options { number_buckets: 0, ..Options::default() });
     writeln!(
@@ -175,18 +175,18 @@ fn speed(out: &mut impl std::io::Write) {
     let middle = |n: &mut Numbers| format!("shelf:{}", n.below(200));
     type Case<'a> = (&'a str, &'a dyn Fn(&mut Numbers) -> String, usize, f64, &'a (Columns, Index));
     let filters: [Case<'_>; 13] = [
-        ("frequent term", &|n| all(1, "", n), 1, 1.0, &whole),
-        ("NOT frequent term", &|n| format!("NOT {}", all(1, "", n)), 1, 1.0, &whole),
-        ("8 frequent terms with AND", &|n| all(8, " AND ", n), 8, 1.0, &whole),
-        ("8 frequent terms with OR", &|n| all(8, " OR ", n), 8, 1.0, &whole),
-        ("term of 0.5 %, posted", &middle, 1, POSTED, &whole),
-        ("NOT term of 0.5 %, posted", &|n| format!("NOT {}", middle(n)), 1, 1.0 + POSTED, &whole),
+        ("frequent term", &|n| all(1, "", n), 1, 1.0, &complete),
+        ("NOT frequent term", &|n| format!("NOT {}", all(1, "", n)), 1, 1.0, &complete),
+        ("8 frequent terms with AND", &|n| all(8, " AND ", n), 8, 1.0, &complete),
+        ("8 frequent terms with OR", &|n| all(8, " OR ", n), 8, 1.0, &complete),
+        ("term of 0.5 %, posted", &middle, 1, POSTED, &complete),
+        ("NOT term of 0.5 %, posted", &|n| format!("NOT {}", middle(n)), 1, 1.0 + POSTED, &complete),
         (
             "frequent AND term of 0.5 %, posted",
             &|n| format!("{} AND {}", all(1, "", n), middle(n)),
             2,
             (1.0 + POSTED) / 2.0,
-            &whole,
+            &complete,
         ),
         ("term of 0.5 %, Bloom planes", &middle, 1, 5.0, &unposted),
         ("rare term, Bloom planes", &|n| format!("tag:{}", n.below(100_000)), 1, 5.0, &unposted),
@@ -197,11 +197,11 @@ fn speed(out: &mut impl std::io::Write) {
             3.0,
             &unposted,
         ),
-        ("comparison", &|n| format!("price < {}", bound(n)), 1, 3.0, &whole),
-        ("frequent term AND comparison", &|n| format!("{} AND price < {}", all(1, "", n), bound(n)), 2, 2.0, &whole),
+        ("comparison", &|n| format!("price < {}", bound(n)), 1, 3.0, &complete),
+        ("frequent term AND comparison", &|n| format!("{} AND price < {}", all(1, "", n), bound(n)), 2, 2.0, &complete),
         ("comparison without buckets", &|n| format!("price < {}", bound(n)), 1, 64.0, &unbucketed),
     ];
-    let mut words = vec![0; whole.1.words_max()];
+    let mut words = vec![0; complete.1.words_max()];
     for (name, filter, leaves, words_read, (columns, index)) in filters {
         let (mut sweep, mut probed) = (Vec::new(), Vec::new());
         let mut numbers = Numbers(6);

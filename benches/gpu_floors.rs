@@ -328,7 +328,7 @@ impl Case {
     }
 
     /// Shrinks the case to a size that the emulation can run.
-    fn shrunk(self) -> Self {
+    fn handle_shrunk_stream(self) -> Self {
         Case { items: 64 * 16, lists: 64, probes: 8, batch: 3, k0: 32, k: 16, filters: self.filters.min(2), ..self }
     }
 }
@@ -434,7 +434,7 @@ fn grouped(number: u64) -> String {
 }
 
 fn figures(bench: &Bench, is_tiny: bool, mut reported: impl FnMut(Figure)) {
-    let shape = |case: Case| if is_tiny { case.shrunk() } else { case };
+    let shape = |case: Case| if is_tiny { case.handle_shrunk_stream() } else { case };
     of_searches(bench, shape, &mut reported);
     of_parts(bench, is_tiny, reported);
 }
@@ -506,7 +506,11 @@ fn main() {
             figures(&bench, is_tiny, |Figure { what, aim, said, is_reached }| {
                 println!("| {what} | {aim} | {said}{} |", if is_reached { "" } else { ", missed" });
             });
-            side_by_side(&bench, if is_tiny { PASS.shrunk() } else { PASS }, if is_tiny { 2 } else { 1000 });
+            side_by_side(
+                &bench,
+                if is_tiny { PASS.handle_shrunk_stream() } else { PASS },
+                if is_tiny { 2 } else { 1000 },
+            );
         }
         "once" => {
             let mut bench = Bench::new(is_tiny);

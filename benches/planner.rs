@@ -137,8 +137,8 @@ fn shards(out: &mut impl std::io::Write) -> Done {
         let micros = fastest.as_secs_f64() * 1e6 / BATCHES as f64;
         writeln!(out, "{name:>16} {micros:>10.1} us a batch of {BATCH} bags of {POOLING} ids")
     };
-    let whole = EmbeddingBagCollection::new(vec![Arc::new(table.clone())], &bag)?;
-    report("whole", &|batch| drop(std::hint::black_box(whole.lookup(batch, &Lookup::default()))))?;
+    let complete = EmbeddingBagCollection::new(vec![Arc::new(table.clone())], &bag)?;
+    report("whole", &|batch| drop(std::hint::black_box(complete.lookup(batch, &Lookup::default()))))?;
     for (sharding, rows, columns) in [
         (Sharding::TableWise, 1, 1),
         (Sharding::ColumnWise, 1, 2),
@@ -147,7 +147,7 @@ fn shards(out: &mut impl std::io::Write) -> Done {
         (Sharding::RowWise, 4, 1),
         (Sharding::Grid, 2, 2),
     ] {
-        let edge = |whole: usize, parts: usize, part: usize| whole * part / parts;
+        let edge = |complete: usize, parts: usize, part: usize| complete * part / parts;
         let mut cuts = Vec::new();
         for (row, column) in (0..rows).flat_map(|r| (0..columns).map(move |c| (r, c))) {
             cuts.push(Cut {

@@ -195,12 +195,12 @@ fn steps(options: &Options, ids: &str, stream: &[i64], kind: RuleKind, threads: 
         }
     }
     let u = distinct as f64 / ((step - WARM_UP) * per_step) as f64;
-    let [prepare, forward, update, whole] = times.map(quantiles);
+    let [prepare, forward, update, complete] = times.map(quantiles);
     let stretch = 4 * (width + kind.state_width(width));
     let mut line = json!({
         "what": "step", "rule": kind.name(), "ids": ids, "tables": tables, "rows": rows, "width": width, "batch": batch,
         "pooling": pooling, "threads": threads, "steps": step - WARM_UP, "distinct": u,
-        "prepare_ns": prepare[1], "forward_ns": forward[1], "update_ns": update[1], "median_ns": whole[1], "p10_ns": whole[0],
+        "prepare_ns": prepare[1], "forward_ns": forward[1], "update_ns": update[1], "median_ns": complete[1], "p10_ns": complete[0],
         "bytes_per_id": u * (4 * width + 2 * stretch) as f64,
     });
     if threads == 1 {
@@ -209,7 +209,7 @@ fn steps(options: &Options, ids: &str, stream: &[i64], kind: RuleKind, threads: 
             &json!({"what": "floor", "ids": ids, "read_ns": read, "write_ns": write, "row_bytes": 4 * width, "stretch_bytes": stretch}),
         );
         line["floor_ns"] = json!(u * (read + write));
-        line["share_of_floor"] = json!(u * (read + write) / whole[1]);
+        line["share_of_floor"] = json!(u * (read + write) / complete[1]);
     }
     say(&line);
     Ok(())

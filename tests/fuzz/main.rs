@@ -128,9 +128,9 @@ fn run(target: &Target, input: &[u8], folder: &Path) -> String {
         Ok(_) => format!("took {} bytes of memory, expected at most {bound}", used.bytes_max),
         Err(_) => "panicked".into(),
     };
-    let kept = root().join("target/fuzz");
-    std::fs::create_dir_all(&kept).unwrap();
-    let path = kept.join(format!("{}-{:016x}", target.name, xxhash_rust::xxh3::xxh3_64(input)));
+    let retained = root().join("target/fuzz");
+    std::fs::create_dir_all(&retained).unwrap();
+    let path = retained.join(format!("{}-{:016x}", target.name, xxhash_rust::xxh3::xxh3_64(input)));
     std::fs::write(&path, input).unwrap();
     panic!("{}: {wrong} by {} bytes, in {}", target.name, input.len(), path.display());
 }

@@ -281,11 +281,11 @@ fn manifest(bytes: &[u8], folder: &Path) -> String {
     put(folder, MANIFEST, bytes);
     put(folder, SHARDS_FILE, bytes);
     let recipe = std::str::from_utf8(bytes).map_or("no text".into(), |text| reported(Recipe::parse(text)));
-    let whole = Manifest::read(folder).and_then(|manifest| {
+    let complete = Manifest::read(folder).and_then(|manifest| {
         manifest.digest();
         manifest.verify(folder)
     });
-    [reported(whole), reported(Shards::read(folder)), recipe].join("; ")
+    [reported(complete), reported(Shards::read(folder)), recipe].join("; ")
 }
 
 fn safetensors(bytes: &[u8], folder: &Path) -> String {

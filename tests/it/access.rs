@@ -80,9 +80,24 @@ fn keys_are_created_used_rotated_and_revoked_without_a_restart() {
         metrics.as_str().is_some_and(|text| text.contains("sterling_key_reloads_total{outcome=\"failed\"} 1"))
     });
     assert_eq!((retrieve(&reader), retrieve(&second)), (200, 200), "a broken file changes nothing");
+    let warned = || {
+        let (status, _, ready) = ask(&server.address, &watcher, "GET", "/readyz", "");
+        assert_eq!(status, 200, "{ready}");
+        let ready = ready.to_string();
+        assert!(!ready.contains(store.path().to_str().unwrap()), "{ready}");
+        ready.contains("the access keys of keys.toml were not reloaded") && ready.contains("previous keys stay valid")
+    };
+    assert!(warned());
     let entries: Vec<&str> = text.split("[[key]]").collect();
     std::fs::write(&file, format!("[[key]]{}", entries[4])).unwrap();
     until("the old key is invalid", || retrieve(&reader) == 401);
+    std::fs::write(&file, &text).unwrap();
+    until("all keys are valid", || retrieve(&reader) == 200);
+    assert!(!warned());
+    std::fs::remove_file(&file).unwrap();
+    until("a missing file is a warning", warned);
+    std::fs::write(&file, format!("[[key]]{}", entries[4])).unwrap();
+    until("the old key is invalid again", || retrieve(&reader) == 401);
     assert_eq!(retrieve(&second), 200);
     assert!(!text.contains(&reader) && !text.contains(&second));
 }

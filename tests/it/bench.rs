@@ -17,8 +17,8 @@ fn served() -> (Server, tempfile::TempDir) {
 
 /// Runs the generator with JSON output: the exit code, the lines, the text of stderr.
 fn bench(url: &str, arguments: &[&str]) -> (i32, Vec<Value>, String) {
-    let (code, said, errors) = run(&[&["bench", url, "--json", "--seconds", "0.5"], arguments].concat());
-    (code, said.lines().map(|line| serde_json::from_str(line).unwrap()).collect(), errors)
+    let (code, reported, errors) = run(&[&["bench", url, "--json", "--seconds", "0.5"], arguments].concat());
+    (code, reported.lines().map(|line| serde_json::from_str(line).unwrap()).collect(), errors)
 }
 
 /// Writes a file of requests to the folder.
@@ -103,8 +103,8 @@ fn a_recording_is_replayed_and_its_answers_are_compared_with_exact_ones() {
     let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
     let recording = requests(&folder, "recording.jsonl", &lines);
     let arguments = ["--recording", &recording, "--speed", "4", "--timeout-ms", "60000", "--check", "100", "--json"];
-    let (_, said, errors) = run(&[&["bench", &url], &arguments[..]].concat());
-    let report: Value = serde_json::from_str(&said).unwrap_or_else(|e| panic!("{e}: {said}{errors}"));
+    let (_, reported, errors) = run(&[&["bench", &url], &arguments[..]].concat());
+    let report: Value = serde_json::from_str(&reported).unwrap_or_else(|e| panic!("{e}: {reported}{errors}"));
     let main = &report["classes"][0];
     assert_eq!((&main["requests"], &main["ok"]), (&12.into(), &12.into()), "{report}");
     // Eleven gaps of a fifth of a second, four times as fast.
@@ -194,7 +194,7 @@ fn a_bound_is_evaluated_with_the_confidence_of_its_queries() {
         (&few["result"], &few["queries"], &few["overlatency_queries"]),
         (&"INVALID".into(), &30.into(), &0.into())
     );
-    assert!(few["reasons"].to_string().contains("30 queries, expected at least 459"), "{few}");
+    assert!(few["reasons"].to_string().contains("30 queries in the run, expected at least 459"), "{few}");
     let enough = judged(&["--rate", "60", "--quantile", "0.5"]);
     assert!(enough["overlatency_queries_max"].as_u64().unwrap() >= 5, "{enough}");
     // A search reports it before it starts.
@@ -228,8 +228,9 @@ fn wrong_answers_are_detected() {
     let url = format!("http://{}", listener.local_addr().unwrap());
     std::thread::spawn(move || liar(&listener));
     let folder = tempfile::tempdir().unwrap();
-    let asked = requests(&folder, "asked.jsonl", &["{\"vector\": [1, 2], \"filter\": \"lang:fr\", \"recall\": 0.9}"]);
-    let arguments = ["--requests", &asked, "--rate", "20", "--arrivals", "constant", "--check", "6"];
+    let requested =
+        requests(&folder, "asked.jsonl", &["{\"vector\": [1, 2], \"filter\": \"lang:fr\", \"recall\": 0.9}"]);
+    let arguments = ["--requests", &requested, "--rate", "20", "--arrivals", "constant", "--check", "6"];
     let (_, lines, errors) = bench(&url, &arguments);
     let quality = &lines[0]["quality"];
     for (name, expected) in
@@ -246,8 +247,9 @@ fn the_peak_is_found_and_reported() {
     let (server, _folder) = served();
     let url = format!("http://{}", server.address);
     let (code, lines, errors) = bench(&url, &["--find-peak", "--rate", "20000", "--timeout-ms", "50"]);
-    assert_eq!(code, 0, "{errors}");
     let peak = &lines.last().unwrap()["peak"];
+    // The generator may fall behind before a server on the same machine does.
+    assert_eq!(code, i32::from(peak["void"].is_string()), "{errors}");
     assert!(lines.len() >= 5 && peak["rate"].as_f64().is_some() && peak["goodput"].as_f64().is_some(), "{lines:?}");
     assert!(lines[..lines.len() - 1].iter().all(|line| line["tried_rate"].as_f64().is_some()), "{lines:?}");
 }
@@ -281,8 +283,8 @@ fn a_server_that_hangs_up_or_never_answers_is_counted_as_such() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", silent.local_addr().unwrap());
     std::thread::spawn(move || {
-        let mut kept = Vec::new();
-        model_reporter(&silent, &mut |stream| kept.push(stream));
+        let mut retained = Vec::new();
+        model_reporter(&silent, &mut |stream| retained.push(stream));
     });
     let few = ["--rate", "20", "--arrivals", "constant", "--connections", "1", "--timeout-ms", "100"];
     let (code, lines, errors) = bench(&url, &few);
@@ -315,12 +317,12 @@ fn unmeasurable_runs_fail_with_one_line() {
         (2, vec![&of_features], "expected --requests FILE"),
         (2, vec!["https://127.0.0.1:1"], "expected http://HOST:PORT"),
     ] {
-        let (found, said, errors) = run(&[&["bench"], &arguments[..]].concat());
-        assert_eq!((found, said.as_str()), (code, ""), "{arguments:?}: {errors}");
+        let (found, reported, errors) = run(&[&["bench"], &arguments[..]].concat());
+        assert_eq!((found, reported.as_str()), (code, ""), "{arguments:?}: {errors}");
         assert!(errors.contains(reason) && errors.lines().count() == 1, "{arguments:?}: {errors}");
     }
     // The default output is a table for people.
     let output = sterling().args(["bench", &url, "--requests", &items, "--rate", "10", "--seconds", "0.3"]).output();
-    let said = String::from_utf8(output.unwrap().stdout).unwrap();
-    assert!(said.contains("other status") && said.contains("generator: "), "{said}");
+    let reported = String::from_utf8(output.unwrap().stdout).unwrap();
+    assert!(reported.contains("other status") && reported.contains("generator: "), "{reported}");
 }

@@ -106,9 +106,9 @@ fn browsing_equals_a_plain_scan() {
     }
     let items: Vec<Value> = books.values().filter(|b| b.id % 3 == 0).map(Book::json).collect();
     server.ask(&format!("{MODEL}/items:upsert"), json!({"items": items}));
-    let gone: Vec<i64> = (0..90).filter(|n| n % 5 == 0).collect();
-    let reported = server.ask(&format!("{MODEL}/items:delete"), json!({"ids": gone}));
-    gone.iter().for_each(|id| drop(books.remove(id)));
+    let removed: Vec<i64> = (0..90).filter(|n| n % 5 == 0).collect();
+    let reported = server.ask(&format!("{MODEL}/items:delete"), json!({"ids": removed}));
+    removed.iter().for_each(|id| drop(books.remove(id)));
     check(&server, reported["position"].as_u64().unwrap(), &books);
 }
 

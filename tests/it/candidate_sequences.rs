@@ -175,12 +175,12 @@ fn lines() -> Vec<Value> {
 fn expected(query: [f32; WIDTH], id: usize, tags: &[usize], (length, keep): (usize, &str)) -> [f32; 2] {
     let set: Vec<usize> = tags.iter().copied().collect::<BTreeSet<_>>().into_iter().collect();
     let cut = set.len().saturating_sub(length);
-    let kept = if keep == "last" { &set[cut..] } else { &set[..set.len() - cut] };
+    let retained = if keep == "last" { &set[cut..] } else { &set[..set.len() - cut] };
     let row = |n: &usize| if *n < TAGS { tag_row(*n) } else { [0.0; WIDTH] };
-    let mut rows: Vec<[f32; WIDTH]> = kept.iter().map(row).collect();
+    let mut rows: Vec<[f32; WIDTH]> = retained.iter().map(row).collect();
     rows.resize(length, [0.0; WIDTH]);
     let product = |a: &[f32; WIDTH], b: &[f32; WIDTH]| -> f32 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
-    let far = |n: usize| if n < kept.len() { 0.0 } else { FAR };
+    let far = |n: usize| if n < retained.len() { 0.0 } else { FAR };
     let scores: Vec<f32> = rows.iter().enumerate().map(|(n, row)| product(row, &query) + far(n)).collect();
     let most = scores.iter().copied().fold(f32::MIN, f32::max);
     let weights: Vec<f32> = scores.iter().map(|score| (score - most).exp()).collect();
@@ -190,7 +190,7 @@ fn expected(query: [f32; WIDTH], id: usize, tags: &[usize], (length, keep): (usi
         (0..2).map(|column| (0..3).map(|n| row[n] * TO_HIDDEN[n * 2 + column]).sum::<f32>().max(0.0)).sum()
     };
     let of_tags: f32 = rows.iter().map(hidden).sum();
-    let buy = (of_tags + kept.len() as f32 + own_row(id as i64).iter().sum::<f32>() + 1.0) * SHARE;
+    let buy = (of_tags + retained.len() as f32 + own_row(id as i64).iter().sum::<f32>() + 1.0) * SHARE;
     [watch, buy].map(|logit| 1.0 / (1.0 + (-logit).exp()))
 }
 
@@ -200,12 +200,12 @@ fn bodies() -> Vec<Value> {
     QUERIES.iter().map(|query| json!({"vector": query, "k": 7, "candidates": 7, "exact": true})).collect()
 }
 
-fn holds(found: &[Ranked], tags: &[Vec<usize>], kept: (usize, &str), place: &str) {
+fn holds(found: &[Ranked], tags: &[Vec<usize>], retained: (usize, &str), place: &str) {
     for (query, ranked) in QUERIES.iter().zip(found) {
         assert_eq!(ranked.ids.len(), tags.len(), "{place}");
         for (n, id) in ranked.ids.iter().enumerate() {
             let id = id.0 as usize;
-            let wanted = expected(*query, id, &tags[id], kept);
+            let wanted = expected(*query, id, &tags[id], retained);
             for (task, want) in wanted.into_iter().enumerate() {
                 let got = ranked.tasks[task * tags.len() + n];
                 assert!((got - want).abs() <= 1e-5, "{place}, item {id}, task {task}: {got} is not {want}");

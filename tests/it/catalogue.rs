@@ -33,8 +33,8 @@ fn bad_item_files_are_rejected_with_the_location() {
     ] {
         let error = put(store.path(), &vectors(store.path(), &lines)).expect_err(&lines);
         assert_eq!(error.kind(), Kind::Invalid, "{lines}: {error}");
-        let said = error.to_string();
-        assert!(said.contains(expected) && said.contains("items.jsonl"), "{lines}: {said}");
+        let reported = error.to_string();
+        assert!(reported.contains(expected) && reported.contains("items.jsonl"), "{lines}: {reported}");
     }
 }
 
@@ -60,16 +60,35 @@ fn vector_files_must_match_the_item_file() {
     for (bytes, expected) in [
         ([header("3, 2"), numbers(&[1.0; 6])].concat(), "3 vectors, expected one for each of the 2 items"),
         ([header("2, 2"), numbers(&[1.0; 3])].concat(), "v.npy"),
-        ([header("2, 2"), numbers(&[1.0, 2.0, f32::NAN, 1.0])].concat(), "item 2 holds NaN"),
+        (
+            [header("2, 2"), numbers(&[1.0, 2.0, f32::NAN, 1.0])].concat(),
+            "v.npy: row 2 (item id 2), column 1: got NaN, expected",
+        ),
+        (
+            [header("2, 2"), numbers(&[1.0, f32::INFINITY, 2.0, 1.0])].concat(),
+            "v.npy: row 1 (item id 1), column 2: got inf",
+        ),
+        (header("2, 0"), "v.npy: vectors of 0 numbers, expected 1 to"),
         ([header("4,"), numbers(&[1.0; 4])].concat(), "v.npy"),
         (b"PK\x03\x04".to_vec(), "v.npy"),
     ] {
         std::fs::write(&npy, bytes).unwrap();
         let error = put(store.path(), &what).expect_err(expected).to_string();
         assert!(error.contains(expected), "{error}");
+        assert!(!error.contains("items.jsonl") || error.contains("3 vectors"), "{error}");
     }
     std::fs::write(&npy, [header("2, 2"), numbers(&[1.0, 2.0, 3.0, 4.0])].concat()).unwrap();
     assert_eq!(put(store.path(), &what).unwrap(), 1);
+    // A package whose vectors have another width.
+    let made = crate::queries::package("union");
+    let count = std::fs::read_to_string(made.path("items.jsonl")).unwrap().lines().count();
+    std::fs::write(&npy, [header(&format!("{count}, 3")), numbers(&vec![1.0; 3 * count])].concat()).unwrap();
+    let mut what = made.publication();
+    if let Source::Package { vectors, .. } = &mut what.source {
+        *vectors = Some(npy);
+    }
+    let error = put(store.path(), &what).unwrap_err().to_string();
+    assert!(error.contains("v.npy: vectors of 3 numbers, expected 2 by model.toml"), "{error}");
 }
 
 #[test]

@@ -284,8 +284,8 @@ pub fn features(user: &User) -> Value {
 /// Returns the retrieval score and the task scores, computed by hand.
 fn expected(user: &User, item: &Item, keeps_last: bool) -> [f32; 3] {
     let cut = user.history.len().saturating_sub(4);
-    let kept = if keeps_last { &user.history[cut..] } else { &user.history[..user.history.len() - cut] };
-    let rows: Vec<[f32; 3]> = kept.iter().map(|&id| item_row(id)).collect();
+    let retained = if keeps_last { &user.history[cut..] } else { &user.history[..user.history.len() - cut] };
+    let rows: Vec<[f32; 3]> = retained.iter().map(|&id| item_row(id)).collect();
     let sum = rows.iter().fold([0.0; 3], |sum, row| [0, 1, 2].map(|n| sum[n] + row[n]));
     let query = times(&sum, &TO_QUERY);
     let vector = times(&item_row(item.id), &TO_ITEM);
@@ -457,7 +457,11 @@ fn inconsistent_packages_are_rejected_with_the_field() {
         ("length = 4\n", "", "user.features `history`: length is missing"),
         ("length = 4", "length = 0", "user.features `history`: length: got 0, expected 1 to 8"),
         ("length = 4", "length = 9", "user.features `history`: length: got 9, expected 1 to 8"),
-        ("length = 4", "length = 5", "user.onnx: input `history` has shape [?, 4, 3], and the feature is [?, 5, 3]"),
+        (
+            "length = 4",
+            "length = 5",
+            "user.onnx: input `history` has shape [?, 4, 3], but the feature has shape [?, 5, 3]",
+        ),
         ("keep = \"last\"", "keep = \"middle\"", "unknown variant `middle`"),
         ("pooling = \"none\"", "pooling = \"sum\"", "length is only valid for sequences"),
         ("pooling = \"none\"\nlength = 4\n", "", "keep is only valid for sequences"),

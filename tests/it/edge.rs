@@ -71,23 +71,23 @@ fn draining_is_gradual_and_exits_successfully() {
     let store = catalogue(10, 1);
     let mut server = serve(store.path(), "drain_ms = 1500\nstop_ms = 20000");
     let request = post(VECTORS, "{\"vector\": [1, 0]}");
-    let mut kept = BufReader::new(send(&server, &request));
-    let (status, header, _) = answer(&mut kept);
+    let mut retained = BufReader::new(send(&server, &request));
+    let (status, header, _) = answer(&mut retained);
     assert!(status == 200 && !header.contains("connection: close"), "{header}");
     // A request whose body arrives during the shutdown.
     let (first, second) = request.split_at(request.len() - 9);
-    let mut begun = send(&server, first);
+    let mut started = send(&server, first);
     let idle = send(&server, "");
     server.signal("TERM");
     until("503", || server.get("/readyz").0 == 503);
     assert_eq!(server.get("/livez").0, 200, "new connections are still answered");
-    kept.get_mut().write_all(request.as_bytes()).unwrap();
-    let (status, header, _) = answer(&mut kept);
+    retained.get_mut().write_all(request.as_bytes()).unwrap();
+    let (status, header, _) = answer(&mut retained);
     assert!(status == 200 && header.contains("connection: close"), "{header}");
     until("a closed socket", || TcpStream::connect(&server.address).is_err());
     assert!(server.is_running(), "a request is not answered yet");
-    begun.write_all(second.as_bytes()).unwrap();
-    let (status, _, body) = answer(&mut BufReader::new(begun));
+    started.write_all(second.as_bytes()).unwrap();
+    let (status, _, body) = answer(&mut BufReader::new(started));
     assert_eq!((status, ids(&serde_json::from_slice(&body).unwrap()).len()), (200, 10));
     assert_eq!(server.wait(), Some(0));
     drop(idle);
@@ -269,7 +269,7 @@ fn bodies_share_a_budget() {
 }
 
 #[test]
-fn large_replies_come_in_pieces_and_small_ones_whole() {
+fn large_replies_are_chunked_and_small_ones_are_not() {
     let store = catalogue(3000, 100);
     let server = serve(store.path(), "");
     for (k, pieces) in [(3, false), (3000, true)] {

@@ -116,10 +116,10 @@ fn equal_probes_find_the_results_of_faiss() {
         for rescore in [Rescore::F32, Rescore::None] {
             let view = Arc::new(View::new(Arc::new(loaded(&case.path, rescore))));
             let snapshot = view.main();
-            let (mut same, mut asked) = (0, 0);
+            let (mut same, mut requested) = (0, 0);
             for (n, query) in floats(&case.answers["queries"]).chunks_exact(D).enumerate() {
                 for search in case.answers["searches"].as_array().unwrap() {
-                    asked += 1;
+                    requested += 1;
                     let probes = search["probes"].as_u64().unwrap() as usize;
                     if lists_are_those_of_faiss(&case, snapshot, query, n, probes) {
                         same += 1;
@@ -127,7 +127,11 @@ fn equal_probes_find_the_results_of_faiss() {
                     }
                 }
             }
-            assert!(same * 10 >= asked * 9, "{}: only {same} of {asked} searches probed the same lists", case.name);
+            assert!(
+                same * 10 >= requested * 9,
+                "{}: only {same} of {requested} searches probed the same lists",
+                case.name
+            );
         }
     }
 }
@@ -201,10 +205,13 @@ fn an_imported_index_is_served_with_its_attributes() {
     std::fs::write(&items, case.vectors.keys().rev().map(line).collect::<Vec<_>>().join("\n")).unwrap();
     let [index, items, store_text] = [&case.path, &items, &store].map(|p| p.to_str().unwrap());
     let publish = ["publish", "--name", "imported", "--faiss", index, "--items", items, "--store", store_text];
-    let (code, said, errors) = run(&publish);
-    assert!(code == 0 && said.starts_with("published imported version 1: 1500 items in 16 lists"), "{said} {errors}");
-    let (_, said, _) = run(&["inspect", store.join("imported/1").to_str().unwrap()]);
-    assert!(said.contains("items.jsonl with the vectors of idmap2.index"), "{said}");
+    let (code, reported, errors) = run(&publish);
+    assert!(
+        code == 0 && reported.starts_with("published imported version 1: 1500 items in 16 lists"),
+        "{reported} {errors}"
+    );
+    let (_, reported, _) = run(&["inspect", store.join("imported/1").to_str().unwrap()]);
+    assert!(reported.contains("items.jsonl with the vectors of idmap2.index"), "{reported}");
 
     let server = Server::start(&store);
     let queries = floats(&case.answers["queries"]);
@@ -277,8 +284,8 @@ fn inconsistent_indexes_are_rejected_by_name() {
         (vec!["--name", "x", "--faiss", "none.index"], "none.index"),
         (vec!["--name", "x"], "expected an item file or an index of Faiss"),
     ] {
-        let (code, said, errors) = run(&[&["publish", "--store", store][..], &arguments].concat());
-        assert_eq!((code, said.as_str()), (2, ""), "{arguments:?}: {errors}");
+        let (code, reported, errors) = run(&[&["publish", "--store", store][..], &arguments].concat());
+        assert_eq!((code, reported.as_str()), (2, ""), "{arguments:?}: {errors}");
         assert!(errors.contains(expected), "{arguments:?}: {errors}");
     }
 }

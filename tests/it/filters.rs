@@ -231,12 +231,13 @@ fn only_eligible_items_are_returned_and_none_is_lost() {
             prop_assert_eq!(found.0.ids.len(), truth.len().min(few), "{}: {:?}", text, found.1);
             prop_assert!(ids(&found).is_subset(&truth), "{}", text);
             // Excluded items make room for others.
-            let gone: Vec<i64> = truth.iter().copied().filter(|id| id % 2 == 0).collect();
+            let removed: Vec<i64> = truth.iter().copied().filter(|id| id % 2 == 0).collect();
             let left: BTreeSet<i64> = truth.iter().copied().filter(|id| id % 2 != 0).collect();
-            let found = ask(&snapshot, json!({"filter": text, "k": few, "candidates": few, "exclude": gone})).unwrap();
+            let found =
+                ask(&snapshot, json!({"filter": text, "k": few, "candidates": few, "exclude": removed})).unwrap();
             prop_assert_eq!(found.0.ids.len(), left.len().min(few), "{} and excluded: {:?}", text, found.1);
             prop_assert!(ids(&found).is_subset(&left), "{}", text);
-            let found = ask(&snapshot, json!({"filter": text, "k": all, "exact": true, "exclude": gone})).unwrap();
+            let found = ask(&snapshot, json!({"filter": text, "k": all, "exact": true, "exclude": removed})).unwrap();
             prop_assert_eq!(ids(&found), left, "{}", text);
         }
         Ok(())

@@ -178,7 +178,7 @@ fn indexes_without_codes_are_searched_as_before() {
 }
 
 #[test]
-fn shards_of_coded_versions_answer_as_the_whole_bit_for_bit() {
+fn shards_of_coded_versions_answer_like_the_complete_version() {
     let store = tempfile::tempdir().unwrap();
     let mut what = shards::catalogue(store.path(), Rescore::F16);
     what.recipe.index.first_pass = coded().index.first_pass;

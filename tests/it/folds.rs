@@ -48,18 +48,18 @@ fn write(cut: &Cut, from: i64) -> (String, String) {
     items.extend(
         (0..60).map(|n| json!({"id": (n * 5 + from % 5) * 7 - 9000, "set": {"price": 40 + n, "colour": "grey"}})),
     );
-    let gone: Vec<i64> = (from..from + 9).chain((0..20).map(|n| (n * 11 + from % 11) * 7 - 9000)).collect();
+    let removed: Vec<i64> = (from..from + 9).chain((0..20).map(|n| (n * 11 + from % 11) * 7 - 9000)).collect();
     let both = |call: &str, body: Value| {
-        let (reported, whole) =
+        let (reported, complete) =
             (cut.router.ask(&format!("{ITEMS}:{call}"), &body), cut.one.ask(&format!("{ITEMS}:{call}"), &body));
-        (token(&reported), whole["position"].to_string())
+        (token(&reported), complete["position"].to_string())
     };
-    let (seen, whole) = both("upsert", json!({"items": items}));
+    let (seen, complete) = both("upsert", json!({"items": items}));
     // Delete by filter covers visible items only.
     answers(&cut.router, &seen);
-    answers(&cut.one, &whole);
+    answers(&cut.one, &complete);
     // A shard without any update has position 0, which is always visible.
-    both("delete", json!({"ids": gone}))
+    both("delete", json!({"ids": removed}))
 }
 
 fn folds(cut: &Cut, shard: u32) -> Vec<PathBuf> {
@@ -80,9 +80,9 @@ fn name(folder: &Path) -> String {
 #[test]
 fn shards_merge_independently_and_no_answer_differs() {
     let mut cut = Cut::new();
-    let (seen, whole) = write(&cut, 5000);
+    let (seen, complete) = write(&cut, 5000);
     let before = answers(&cut.router, &seen);
-    assert_eq!(before, answers(&cut.one, &whole));
+    assert_eq!(before, answers(&cut.one, &complete));
     let digest = cut.router.ask(RETRIEVE, &bodies()[0])["digest"].clone();
     let own = cut.shards[1].ask(RETRIEVE, &bodies()[0])["digest"].clone();
     let state = |server: &Server| server.get_json(&format!("{ITEMS}:position"));
@@ -96,21 +96,21 @@ fn shards_merge_independently_and_no_answer_differs() {
     let (stop, address) = (Arc::new(AtomicBool::new(false)), cut.router.address.clone());
     let (stopped, expected) = (stop.clone(), before.clone());
     let asking = std::thread::spawn(move || {
-        let (mut asked, mut last) = (0, vec![0; 3]);
+        let (mut requested, mut last) = (0, vec![0; 3]);
         let agent = crate::support::agent();
         while !stopped.load(Ordering::Relaxed) {
-            let body = bodies()[asked % 5].to_string();
+            let body = bodies()[requested % 5].to_string();
             let mut answer = agent.post(format!("http://{address}{RETRIEVE}")).send(body).unwrap();
             let text = answer.body_mut().read_to_string().unwrap();
             assert_eq!(answer.status().as_u16(), 200, "{text}");
             let answer: Value = serde_json::from_str(&text).unwrap();
-            assert_eq!((&answer["items"], answer["coverage"].as_f64()), (&expected[asked % 5], Some(1.0)));
+            assert_eq!((&answer["items"], answer["coverage"].as_f64()), (&expected[requested % 5], Some(1.0)));
             let positions: Vec<u64> =
                 answer["positions"].as_array().unwrap().iter().map(|p| p.as_u64().unwrap()).collect();
             assert!(positions.iter().zip(&last).all(|(now, before)| now >= before), "{positions:?} after {last:?}");
-            (asked, last) = (asked + 1, positions);
+            (requested, last) = (requested + 1, positions);
         }
-        asked
+        requested
     });
     until("it queries", || state(&cut.shards[1])["fresh_items"] != 0);
     let items = state(&cut.shards[1])["items"].clone();
@@ -138,17 +138,17 @@ fn shards_merge_independently_and_no_answer_differs() {
     assert_eq!(cut.shards[1].ask(&format!("{ITEMS}:merge"), "")["position"], position);
     // All shards merge twice: two checkpoints of each are kept.
     for round in 0..3 {
-        let (seen, whole) = write(&cut, 6000 + 100 * round);
+        let (seen, complete) = write(&cut, 6000 + 100 * round);
         for server in cut.shards.iter().skip(usize::from(round == 1)) {
             server.ask(&format!("{ITEMS}:merge"), "");
         }
-        assert_eq!(answers(&cut.router, &seen), answers(&cut.one, &whole), "round {round}");
+        assert_eq!(answers(&cut.router, &seen), answers(&cut.one, &complete), "round {round}");
     }
     assert_eq!((folds(&cut, 0).len(), folds(&cut, 1).len()), (2, 2));
     // A killed server restores everything: the newest checkpoint and the later updates. If that one is damaged, it uses the one
     // before.
-    let (seen, whole) = write(&cut, 7000);
-    let expected = answers(&cut.one, &whole);
+    let (seen, complete) = write(&cut, 7000);
+    let expected = answers(&cut.one, &complete);
     for damage in [false, true] {
         let address = cut.shards[1].address.clone();
         let server = cut.shards.remove(1);
@@ -174,8 +174,8 @@ fn shards_merge_independently_and_no_answer_differs() {
 #[test]
 fn a_publication_takes_over_from_merged_shards_and_a_roll_back_goes_back_to_them() {
     let cut = Cut::new();
-    let (seen, whole) = write(&cut, 5000);
-    let before = answers(&cut.one, &whole);
+    let (seen, complete) = write(&cut, 5000);
+    let before = answers(&cut.one, &complete);
     cut.shards.iter().for_each(|server| drop(server.ask(&format!("{ITEMS}:merge"), "")));
     assert_eq!(answers(&cut.router, &seen), before);
     // The content of the merged shards is exported and republished; updates written meanwhile are applied to it.
@@ -184,7 +184,7 @@ fn a_publication_takes_over_from_merged_shards_and_a_roll_back_goes_back_to_them
         .iter()
         .map(|server| server.get_json(&format!("{ITEMS}:position"))["durable"].as_u64().unwrap())
         .collect();
-    let (seen, whole) = write(&cut, 6000);
+    let (seen, complete) = write(&cut, 6000);
     let mut what = shards::catalogue(cut.folder.path(), sterling::index::ivf::Rescore::F16);
     what.output = Output::Shards { count: 3, positions };
     // No item of the first catalogue: only the published items, and updates after the positions.
@@ -199,8 +199,8 @@ fn a_publication_takes_over_from_merged_shards_and_a_roll_back_goes_back_to_them
             json!({"vector": [1, 1, 1, 1], "k": 300, "exact": true, "filter": format!("colour:violet AND price:{price}")}),
         )
     };
-    let asked = || of_price(0);
-    until("it answers", || asked()["version"] == 3);
+    let requested = || of_price(0);
+    until("it answers", || requested()["version"] == 3);
     let mut found: Vec<i64> = (0..5).flat_map(|price| ids(&of_price(price))).collect();
     found.sort_unstable();
     assert_eq!(found, (5000..5700).chain(6009..6060).collect::<Vec<i64>>());
@@ -209,14 +209,14 @@ fn a_publication_takes_over_from_merged_shards_and_a_roll_back_goes_back_to_them
         assert_eq!(server.ask(&format!("{ITEMS}:merge"), "")["version"], 3);
     }
     cut.shards.iter().for_each(|server| drop(server.ask("/v1/models/vectors/versions/2:activate", json!({}))));
-    until("it is rolled back", || asked()["version"] == 2);
-    assert_eq!(answers(&cut.router, &seen), answers(&cut.one, &whole));
+    until("it is rolled back", || requested()["version"] == 2);
+    assert_eq!(answers(&cut.router, &seen), answers(&cut.one, &complete));
 }
 
 #[test]
 fn shards_are_merged_without_a_server_or_rejected_with_a_reason() {
     let mut cut = Cut::new();
-    let (seen, whole) = write(&cut, 5000);
+    let (seen, complete) = write(&cut, 5000);
     let (store, updates) = (cut.folder.path().display().to_string(), cut.updates(2));
     let alone = ["compact", "vectors", "--updates", &updates, "--store", &store, "--shard", "2"];
     let (code, _, err) = run(&alone);
@@ -231,7 +231,7 @@ fn shards_are_merged_without_a_server_or_rejected_with_a_reason() {
     cut.shards.push(serve(cut.folder.path(), 2, &updates, &address));
     until("the shard is back", || cut.router.post(RETRIEVE, json!({"vector": [0, 0, 0, 0]})).0 == 200);
     assert_eq!(cut.shards[2].get_json(&format!("{ITEMS}:position"))["fresh_items"], 0);
-    assert_eq!(answers(&cut.router, &seen), answers(&cut.one, &whole));
+    assert_eq!(answers(&cut.router, &seen), answers(&cut.one, &complete));
     for wrong in [
         &["compact", "vectors", "--updates", &updates, "--store", &store, "--shard", "7"][..],
         &["compact", "vectors", "--updates", &updates, "--store", &store],
@@ -244,21 +244,21 @@ fn shards_are_merged_without_a_server_or_rejected_with_a_reason() {
 }
 
 #[test]
-fn a_shard_that_was_emptied_is_merged_and_stays_empty_beside_the_others() {
+fn merging_an_emptied_shard_keeps_it_empty() {
     let mut cut = Cut::new();
-    let (seen, whole) = write(&cut, 5000);
-    assert_eq!(answers(&cut.router, &seen), answers(&cut.one, &whole));
+    let (seen, complete) = write(&cut, 5000);
+    assert_eq!(answers(&cut.router, &seen), answers(&cut.one, &complete));
     let state = |cut: &Cut| cut.shards[0].get_json(&format!("{ITEMS}:position"));
     // Emptied, and again after it had an item: the data after the newest checkpoint is empty too.
     let again = (8000..).find(|id| home(*id) == 0).unwrap();
     for round in 0..2 {
-        let gone: Vec<i64> = match round {
+        let removed: Vec<i64> = match round {
             0 => (0..700).map(|n| n * 7 - 9000).chain(5000..5060).filter(|id| home(*id) == 0).collect(),
             _ => vec![again],
         };
-        let delete = |server: &Server| server.ask(&format!("{ITEMS}:delete"), json!({"ids": gone}));
-        let (seen, whole) = (token(&delete(&cut.router)), delete(&cut.one)["position"].to_string());
-        let expected = answers(&cut.one, &whole);
+        let delete = |server: &Server| server.ask(&format!("{ITEMS}:delete"), json!({"ids": removed}));
+        let (seen, complete) = (token(&delete(&cut.router)), delete(&cut.one)["position"].to_string());
+        let expected = answers(&cut.one, &complete);
         assert_eq!(answers(&cut.router, &seen), expected);
         let position = state(&cut)["durable"].clone();
         let merged = cut.shards[0].ask(&format!("{ITEMS}:merge"), "");
@@ -271,8 +271,8 @@ fn a_shard_that_was_emptied_is_merged_and_stays_empty_beside_the_others() {
         assert_eq!((&state(&cut)["items"], &state(&cut)["durable"]), (&json!(0), &position));
         assert_eq!(answers(&cut.router, &seen), expected);
         let put = |server: &Server| server.ask(&format!("{ITEMS}:upsert"), json!({"items": [item(again)]}));
-        let (seen, whole) = (token(&put(&cut.router)), put(&cut.one)["position"].to_string());
-        assert_eq!(answers(&cut.router, &seen), answers(&cut.one, &whole));
+        let (seen, complete) = (token(&put(&cut.router)), put(&cut.one)["position"].to_string());
+        assert_eq!(answers(&cut.router, &seen), answers(&cut.one, &complete));
         assert_eq!(state(&cut)["items"], 1);
     }
     assert_eq!(folds(&cut, 0).len(), 2);

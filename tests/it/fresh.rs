@@ -281,8 +281,8 @@ pub fn update(random: &mut Random, id: i64, happens: usize) -> Update {
             Update::Put(Put { id, vector: Some(item.vector.clone()), attributes: item.attributes(), dense: Vec::new() })
         }
         5..8 => {
-            let (kept, mut attributes) = (random.below(3), Item::random(random, true).attributes());
-            attributes.remove(kept);
+            let (retained, mut attributes) = (random.below(3), Item::random(random, true).attributes());
+            attributes.remove(retained);
             Update::Set { id, attributes }
         }
         _ => Update::Delete { id },

@@ -179,9 +179,9 @@ fn looked_up(tables: &[Arc<Table>], ids: &KeyedJaggedTensor, means: bool) -> (Ve
     let sequences = EmbeddingCollection::new(tables.to_vec(), &every.map(sequence).collect::<Vec<_>>()).unwrap();
     let strict = Lookup { on_degraded: OnDegraded::Fail, ..Lookup::default() };
     let (pooled, _) = bags.lookup(ids, &strict).unwrap();
-    let (kept, _) = sequences.lookup(ids, &strict).unwrap();
+    let (retained, _) = sequences.lookup(ids, &strict).unwrap();
     let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-    (bits(pooled.values()), kept.iter().flat_map(|(_, rows)| bits(rows.values())).collect())
+    (bits(pooled.values()), retained.iter().flat_map(|(_, rows)| bits(rows.values())).collect())
 }
 
 #[test]
@@ -403,14 +403,14 @@ fn a_lost_host_degrades_answers_like_a_lost_cluster() {
     let tables = tables.iter().map(|table| by_rows(table, &["h0", "h0", "h1"])).collect();
     let other = plan_file(folder.path(), &pair.hosts, tables);
     let unlike = spawn(pair.stores[1].path(), &other, "h1", &pair.hosts[1].1[1]);
-    until("the warning", || near.get("/readyz").1.contains("warning: host `h1`: none of its servers returns tiny/"));
+    until("the warning", || near.get("/readyz").1.contains("warning: host `h1`: no server of the host returns tiny/"));
     assert_eq!(response(&near, &split).0, 503);
     unlike.signal("KILL");
     unlike.wait();
     let back = pair.spawn(1, 1);
     back.wait_ready();
     until("rows come again", || response(&near, &split).0 == 200);
-    until("the warning goes", || !near.get("/readyz").1.contains("none of its servers returns"));
+    until("the warning goes", || !near.get("/readyz").1.contains("no server of the host returns"));
     pair.check(&near);
 }
 
@@ -464,7 +464,7 @@ fn rows_of_another_version_are_never_taken() {
     };
     until("the third version is rejected", || third(&servers[0])["refused"].is_string());
     let why = third(&servers[0])["refused"].as_str().unwrap().to_owned();
-    assert!(why.contains("host `h1` does not hold"), "{why}");
+    assert!(why.contains("host `h1` does not have the rows"), "{why}");
     for (body, before) in bodies().iter().zip(&before) {
         assert_eq!(pinned(&servers[1], 1, body), *before);
         assert_eq!(response(&servers[0], body).1["items"], before.1["items"]);
@@ -522,7 +522,7 @@ fn impossible_plans_over_hosts_are_rejected_with_the_reason() {
         (None, Kind::Unsupported, "{\"h0\", \"h1\"}, expected one host, or the name of this server's host"),
         (Some("h9"), Kind::Invalid, "this server is host `h9`, expected one of the plan's: [\"h0\", \"h1\"]"),
         (Some("h1"), Kind::Invalid, "table `packages` has rows on host `h0`, of which no server is named"),
-        (Some("h0"), Kind::NotReady, "host `h1` does not hold tiny/packages"),
+        (Some("h0"), Kind::NotReady, "host `h1` does not have the rows tiny/packages"),
     ] {
         let error = load(&plan, host).unwrap_err();
         assert!(error.to_string().contains(words), "{error}: expected `{words}` in it");
@@ -569,7 +569,7 @@ fn impossible_plans_over_hosts_are_rejected_with_the_reason() {
     copies.shards.truncate(1);
     let plan = plan_file(store.path(), &at, vec![copies]);
     let error = load(&plan, Some("h1")).unwrap_err().to_string();
-    assert!(error.contains("no copy of it is planned on host `h1`"), "{error}");
+    assert!(error.contains("no replica of the table is planned on host `h1`"), "{error}");
     // Partitions over hosts cannot be on a GPU.
     let mut cards = packages();
     cards.shards[1].tier = Tier::Hbm;

@@ -213,16 +213,16 @@ fn tensors_come_and_go_as_bytes() {
         assert_eq!(&read, wanted, "{name}");
     }
     assert!(rest.is_empty());
-    let whole = head.len().to_string();
+    let complete = head.len().to_string();
     for (length, body) in [
         ("x", &body[..]),
         ("-1", &body),
         ("99999999", &body),
         ("18446744073709551616", &body),
         ("5", &body),
-        (&whole, &body[..body.len() - 1]),
-        (&whole, &[&body[..], b"x"].concat()),
-        (&whole, head.as_bytes()),
+        (&complete, &body[..body.len() - 1]),
+        (&complete, &[&body[..], b"x"].concat()),
+        (&complete, head.as_bytes()),
     ] {
         let (status, _, bytes) = send(length, body);
         let error: Value = serde_json::from_slice(&bytes).unwrap();
@@ -256,7 +256,7 @@ fn errors_are_those_of_the_protocol() {
         (installed(json!([1, 1]), "BOOL", json!([true])), "invalid type: boolean"),
         (installed(json!([1, 1]), "BF16", json!([1])), "datatype `BF16`"),
         (installed(json!([1, 1]), "FP16", json!([1])), "JSON cannot represent FP16"),
-        (installed(json!([1, 1]), "INT64", json!([0.5])), "its values are no INT64"),
+        (installed(json!([1, 1]), "INT64", json!([0.5])), "got values that are not INT64"),
         (installed(json!([1, 1]), "INT64", json!({})), "invalid type: map"),
         (deep, "8 deep at most"),
         (with(json!([{"name": "colour", "shape": [1, 1], "datatype": "INT64", "data": [1]}])), "no such feature, expected: installed, section, size"),

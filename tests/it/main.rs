@@ -15,7 +15,6 @@ mod debian;
 mod edge;
 mod examples;
 mod faiss;
-mod feed;
 mod filters;
 mod first_pass;
 mod folds;
@@ -32,6 +31,7 @@ mod managed_ids;
 mod merge;
 #[cfg(feature = "nats")]
 mod nats;
+mod update_log;
 // Streams alone want all of its faults.
 #[cfg_attr(not(feature = "nats"), allow(dead_code))]
 mod network;

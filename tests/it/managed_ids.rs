@@ -139,7 +139,7 @@ fn packages_whose_ids_do_not_fit_are_rejected() {
         ("both", "managed = true\n", "managed = true\nvocabulary = \"sections.txt\"\n", "a vocabulary and managed ids"),
         ("row", "unseen = \"zero\"", "unseen = \"row:1\"", "row 1 is reserved for unseen ids, expected no id, got 0"),
     ] {
-        let said = refused(name, from, to);
-        assert!(said.contains(expected), "{name}: {said}");
+        let reported = refused(name, from, to);
+        assert!(reported.contains(expected), "{name}: {reported}");
     }
 }

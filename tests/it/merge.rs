@@ -77,15 +77,15 @@ fn a_requested_merge_replaces_the_version_under_load() {
     let (stop, asker) = (Arc::new(AtomicBool::new(false)), server.clone());
     let (stopped, expected) = (stop.clone(), before.clone());
     let asking = std::thread::spawn(move || {
-        let (mut asked, mut last) = (0, 0);
+        let (mut requested, mut last) = (0, 0);
         while !stopped.load(Ordering::Relaxed) {
             let (answer, items) = state(&asker, 0);
             assert_eq!(items, expected);
             let position = answer["position"].as_u64().unwrap();
             assert!(position >= last);
-            (asked, last) = (asked + 1, position);
+            (requested, last) = (requested + 1, position);
         }
-        asked
+        requested
     });
     let merged = server.ask(&format!("{ITEMS}:merge"), "");
     assert_eq!(merged, json!({"model": "vectors", "version": 2, "position": 13, "items": 58}));
@@ -400,9 +400,12 @@ fn the_journal_is_truncated_to_the_oldest_needed_record() {
         assert_eq!(position, last);
         // Of the version before, all that comes after it is there.
         let before = Manifest::read(&store.folder("vectors", version)).unwrap().position;
-        let kept = feed.first();
-        assert!(kept <= before + 1 && before + 1 - kept < 12, "round {round}: {kept} is the first, {before} is held");
-        firsts.push(kept);
+        let retained = feed.first();
+        assert!(
+            retained <= before + 1 && before + 1 - retained < 12,
+            "round {round}: {retained} is the first, {before} is held"
+        );
+        firsts.push(retained);
         version = made;
     }
     assert!(firsts[0] == 1 && firsts[4] > 100, "{firsts:?}");
@@ -462,20 +465,20 @@ fn an_unreadable_version_does_not_prevent_journal_truncation() {
 
 #[test]
 fn a_merge_that_memory_cannot_hold_leaves_no_version() {
-    let begun = |memory: Option<u64>| {
+    let started = |memory: Option<u64>| {
         let folder = tempfile::tempdir().unwrap();
         published(folder.path(), 400);
         let parts = merging(folder.path(), memory);
         (folder, parts)
     };
-    let (_folder, (_, feed, registry, compactor)) = begun(None);
+    let (_folder, (_, feed, registry, compactor)) = started(None);
     let need = registry.get("vectors", VersionSelector::Active).unwrap().memory_bytes();
     more(&feed, &registry, 1000, 2000);
     compactor.merge(&registry, "vectors").unwrap();
     assert_eq!(feed.unmerged(), None);
     // Memory for one version: none is made. For two such ones: the merged one is larger, and is taken back.
     for memory in [need * 3 / 2, need * 5 / 2] {
-        let (_folder, (store, feed, registry, compactor)) = begun(Some(memory));
+        let (_folder, (store, feed, registry, compactor)) = started(Some(memory));
         more(&feed, &registry, 1000, 2000);
         for _ in 0..2 {
             let kind = compactor.merge(&registry, "vectors").unwrap_err().kind();
@@ -545,9 +548,9 @@ fn a_share_of_the_answers_is_compared_with_exact_ones() {
         let body = json!({"vector": [1, 2], "k": 100, "probes": probes, "filter": ""});
         let found = ids(&server.ask(RETRIEVE, body));
         let exact = ids(&server.ask(RETRIEVE, json!({"vector": [1, 2], "k": 100, "exact": true})));
-        let begun = Instant::now();
+        let started = Instant::now();
         while reported(&server, audited) != Some(count) {
-            assert!(begun.elapsed() < Duration::from_secs(20), "{}", server.get("/metrics").1);
+            assert!(started.elapsed() < Duration::from_secs(20), "{}", server.get("/metrics").1);
             std::thread::sleep(Duration::from_millis(20));
         }
         let same = exact.iter().filter(|id| found.contains(id)).count() as f64;
@@ -621,21 +624,77 @@ fn a_merge_includes_all_updates_acknowledged_before() {
     };
     let merge = format!("{ITEMS}:merge");
     let mut durable = 0;
-    for (round, asked) in [merge.clone(), merge.clone(), format!("{merge}?min_position=6000")].iter().enumerate() {
+    for (round, requested) in [merge.clone(), merge.clone(), format!("{merge}?min_position=6000")].iter().enumerate() {
         // These are enough that they become visible only some time after they are durable.
         let ids = 1000 + 2000 * round..3000 + 2000 * round;
         let items: Vec<Value> = ids.map(|id| json!({"id": id, "embedding": [id, 1]})).collect();
         let (_, put) = post(&format!("{ITEMS}:upsert"), json!({"items": items}));
         durable = put["position"].as_u64().unwrap();
-        let (status, merged) = post(asked, json!({}));
+        let (status, merged) = post(requested, json!({}));
         assert_eq!((status, &merged["position"]), (200, &put["position"]), "{merged}");
         assert_eq!(merged["items"], 100 + 2000 * (round + 1));
     }
     assert_eq!(durable, 6000);
     for (query, said) in
-        [("min_position=6001", "the last update has 6000"), ("position=6", "unknown parameter `position`")]
+        [("min_position=6001", "the last update has position 6000"), ("position=6", "unknown parameter `position`")]
     {
         let (status, problem) = post(&format!("{merge}?{query}"), json!({}));
         assert!(status == 400 && problem["detail"].as_str().unwrap().contains(said), "{problem}");
     }
+}
+
+#[test]
+fn a_journal_that_ends_before_a_published_version_accepts_no_updates() {
+    let folder = tempfile::tempdir().unwrap();
+    published(folder.path(), 10);
+    let store = Store::new(folder.path().join("store"));
+    let opened = |logs: &str| {
+        let feeds = Arc::new(UpdateFeeds::new(Logs { root: folder.path().join(logs), options: LogOptions::default() }));
+        let loader = Updating { snapshots: Snapshots::default(), feeds: Some(feeds.clone()), in_place: true };
+        let registry = Arc::new(Registry::new(store.clone(), loader, Options::default()));
+        registry.refresh();
+        (registry, feeds)
+    };
+    let topic = Topic::whole("vectors");
+    {
+        let (registry, feeds) = opened("updates");
+        let feed = feeds.of(&topic).unwrap();
+        assert_eq!(append(&feed, &(0..6).map(update).collect::<Vec<_>>()), 6);
+        let (from, to) = (folder.path().join("updates/vectors"), folder.path().join("older/vectors"));
+        std::fs::create_dir_all(&to).unwrap();
+        for file in std::fs::read_dir(from).unwrap().map(Result::unwrap).filter(|file| file.path().is_file()) {
+            std::fs::copy(file.path(), to.join(file.file_name())).unwrap();
+        }
+        assert_eq!(append(&feed, &[update(6)]), 7);
+        let active = || registry.get("vectors", VersionSelector::Active).unwrap();
+        until("the update is applied", || active().view().position() == 7);
+        let compactor = Compactor::new(store.clone(), &registry, feeds, Default::default());
+        let Merged { version, position, .. } = compactor.merge(&registry, "vectors").unwrap();
+        assert_eq!((version, position), (2, 7));
+    }
+    let append_to = |feeds: &UpdateFeeds| {
+        let (tell, reported) = std::sync::mpsc::channel();
+        feeds.of(&topic).unwrap().append(&[update(100)], None, Box::new(move |range| tell.send(range).unwrap()));
+        reported.recv().unwrap()
+    };
+    {
+        let (registry, feeds) = opened("older");
+        assert_eq!(registry.get("vectors", VersionSelector::Active).unwrap().version(), 1);
+        let refused = append_to(&feeds).unwrap_err();
+        assert_eq!(refused.kind(), Kind::Unavailable);
+        let expected = "the journal ends at position 6, but a published version contains updates up to position 7";
+        assert!(refused.to_string().contains(expected), "{refused}");
+        assert!(feeds.of(&topic).unwrap().trouble().unwrap().contains(expected));
+    }
+    std::fs::remove_dir_all(store.folder("vectors", 2)).unwrap();
+    // The threads of the versions before hold the log for a moment.
+    let mut reopened = None;
+    until("the log is opened again", || {
+        let (registry, feeds) = opened("older");
+        let is_open = feeds.of(&topic).is_some();
+        reopened = Some((registry, feeds));
+        is_open
+    });
+    let (_registry, feeds) = reopened.unwrap();
+    assert_eq!(append_to(&feeds).unwrap(), 7..8);
 }

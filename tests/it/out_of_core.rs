@@ -45,13 +45,13 @@ fn publish(folder: &Path, arguments: &[&str]) -> Child {
 
 /// Reads the reported memory plan of a publication, which precedes training.
 fn planned(process: &mut Child) -> (String, BufReader<std::process::ChildStderr>) {
-    let mut said = BufReader::new(process.stderr.take().unwrap());
+    let mut reported = BufReader::new(process.stderr.take().unwrap());
     let mut line = String::new();
     while !line.starts_with("memory: ") {
         line.clear();
-        assert!(said.read_line(&mut line).unwrap() > 0, "it ended without a plan");
+        assert!(reported.read_line(&mut line).unwrap() > 0, "it ended without a plan");
     }
-    (line, said)
+    (line, reported)
 }
 
 /// Returns the current anonymous memory of a process in bytes.
@@ -66,7 +66,7 @@ fn own_bytes(process: &Child) -> Option<u64> {
 #[cfg(target_os = "linux")]
 fn check_bound(mut process: Child) {
     let mut samples = Vec::new();
-    let mut said = process.stderr.take().unwrap();
+    let mut reported = process.stderr.take().unwrap();
     let ended = loop {
         samples.extend(own_bytes(&process));
         if let Some(ended) = process.try_wait().unwrap() {
@@ -75,7 +75,7 @@ fn check_bound(mut process: Child) {
         std::thread::sleep(Duration::from_millis(1));
     };
     let mut text = String::new();
-    std::io::Read::read_to_string(&mut said, &mut text).unwrap();
+    std::io::Read::read_to_string(&mut reported, &mut text).unwrap();
     assert!(ended.success() && text.contains("memory: vectors on the disk, written in "), "{text}");
     let most = samples.iter().max().unwrap();
     assert!(samples.len() > 50 && *most < MEMORY_BYTES, "{most} bytes at most in {} samples", samples.len());
@@ -86,8 +86,8 @@ fn check_bound(mut process: Child) {
 fn the_bound_is_kept_and_the_version_is_that_of_memory() {
     let folder = items();
     check_bound(publish(folder.path(), &["--memory", MEMORY]));
-    let mut whole = publish(folder.path(), &[]);
-    assert!(planned(&mut whole).0.contains("vectors in memory") && whole.wait().unwrap().success());
+    let mut complete = publish(folder.path(), &[]);
+    assert!(planned(&mut complete).0.contains("vectors in memory") && complete.wait().unwrap().success());
     let files = |version: &str| Manifest::read(&folder.path().join("store/m").join(version)).unwrap().files;
     assert_eq!(files("1"), files("2"));
     // The same as two parts in files, assembled within the limit.
@@ -136,9 +136,9 @@ fn a_killed_publication_leaves_no_partial_version() {
     }
     assert!(killed >= 2, "{killed} were killed before they were done");
     let mut last = publish(folder.path(), &["--memory", MEMORY]);
-    let (plan, mut said) = planned(&mut last);
+    let (plan, mut reported) = planned(&mut last);
     let mut text = String::new();
-    std::io::Read::read_to_string(&mut said, &mut text).unwrap();
+    std::io::Read::read_to_string(&mut reported, &mut text).unwrap();
     assert!(plan.contains("vectors on the disk") && last.wait().unwrap().success(), "{plan}{text}");
     let names = std::fs::read_dir(folder.path().join("store/m")).unwrap().map(|e| e.unwrap().file_name());
     let names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();

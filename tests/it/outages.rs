@@ -58,7 +58,7 @@ const OUTAGES: &[Outage] = &[
         name: "model down, others answer",
         begin: model_gone,
         status: 200,
-        said: "requests of it fail: shard 0 of 1",
+        said: "requests fail: shard 0 of 1",
         metrics: &[("sterling_route_coverage_ratio{model=\"other\"}", is_zero, "SterlingShardIsLost")],
     },
     Outage {
@@ -201,7 +201,7 @@ struct Scene {
 }
 
 impl Scene {
-    fn new(kind: &'static str, at: Server, kept: impl Any) -> Self {
+    fn new(kind: &'static str, at: Server, retained: impl Any) -> Self {
         Scene {
             named: vec![at.address.clone()],
             at,
@@ -210,7 +210,7 @@ impl Scene {
             diagnosis: None,
             stir: Box::new(|_| ()),
             after: Box::new(|_| ()),
-            _kept: Box::new(kept),
+            _kept: Box::new(retained),
         }
     }
 
@@ -351,7 +351,7 @@ fn model_gone() -> Scene {
     });
     kill(third);
     Scene::new("--router", router, (first, second, store)).then(|router| {
-        assert!(router.get("/readyz").1.contains("model `other`: requests of it fail: shard 0 of 1"));
+        assert!(router.get("/readyz").1.contains("model `other`: requests fail: shard 0 of 1"));
         let (status, problem) = router.post("/v1/models/other:retrieve", body(1));
         assert_eq!((status, &problem["code"]), (503, &json!("unavailable")), "it is lost, not deleted: {problem}");
         assert_eq!(router.get_json("/v1/models")["unavailable"][0]["name"], "other");

@@ -128,19 +128,19 @@ fn item_side_values_change_no_answer() {
         [(PartFormat::F32, "f32", 1e-6), (PartFormat::F16, "f16", 1e-3), (PartFormat::Int8, "int8", 1e-2)]
     {
         let folder = published(&made, store.path(), format);
-        let kept = view(&folder);
-        let part = kept.overarch().unwrap().part().expect("a part");
+        let retained = view(&folder);
+        let part = retained.overarch().unwrap().part().expect("a part");
         assert_eq!(part.width(), D);
-        assert!(work(&kept) * 10 < all, "{} of {all}", work(&kept));
-        alike(&answers(&kept), &want, tolerance);
+        assert!(work(&retained) * 10 < all, "{} of {all}", work(&retained));
+        alike(&answers(&retained), &want, tolerance);
         let decided = &read(folder.join("manifest.json"))["decisions"]["item_part"];
         assert_eq!((&decided["format"], &decided["width"]), (&json!(name), &json!(D)));
         // Columns that only the precomputed part reads are not stored.
-        assert_eq!(kept.numbers().count(), 0);
-        let (code, said, _) = run(&["inspect", folder.to_str().unwrap()]);
+        assert_eq!(retained.numbers().count(), 0);
+        let (code, reported, _) = run(&["inspect", folder.to_str().unwrap()]);
         assert_eq!(code, 0);
-        assert!(said.contains(&format!("item-side values: {D} numbers of the reranker in {name}")), "{said}");
-        assert!(said.contains("item-side values"), "{said}");
+        assert!(reported.contains(&format!("item-side values: {D} numbers of the reranker in {name}")), "{reported}");
+        assert!(reported.contains("item-side values"), "{reported}");
     }
 }
 
@@ -230,9 +230,9 @@ fn a_precision_that_is_left_open_is_measured_or_f32() {
             assert!(reason.contains("no products of bf16"), "{reason}");
         }
     }
-    let (code, said, _) = run(&["inspect", folder.to_str().unwrap()]);
+    let (code, reported, _) = run(&["inspect", folder.to_str().unwrap()]);
     assert_eq!(code, 0);
-    assert!(said.contains(&format!("precision {}: {reason}", decided["chosen"].as_str().unwrap())), "{said}");
+    assert!(reported.contains(&format!("precision {}: {reason}", decided["chosen"].as_str().unwrap())), "{reported}");
     let plain = answers(&view(&published(&package(""), store.path(), PartFormat::None)));
     alike(&answers(&view(&folder)), &plain, 2e-2);
 }

@@ -246,11 +246,11 @@ fn impossible_plans_are_rejected_with_the_reason() {
         (
             change(&|p| p.format = RowFormat::Int8),
             Kind::Invalid,
-            "table `packages` in int8, expected `packages` in f32",
+            "table `packages` in format int8, expected table `packages` in format f32",
         ),
-        (change(&|p| p.shards[1].rows[1] += 1), Kind::Invalid, &format!("expected rows of {rows}")),
+        (change(&|p| p.shards[1].rows[1] += 1), Kind::Invalid, &format!("expected a range within {rows} rows")),
         (change(&|p| drop(p.shards.pop())), Kind::Invalid, "no shard holds row"),
-        (change(&|p| p.shards[0].columns = [0, 5]), Kind::Invalid, "expected columns of 4"),
+        (change(&|p| p.shards[0].columns = [0, 5]), Kind::Invalid, "expected a range within 4 columns"),
     ];
     for (plan, kind, words) in cases {
         let error = Snapshot::load(&folder, &placement(plan_file(store.path(), vec![plan]), Vec::new())).unwrap_err();
@@ -368,12 +368,12 @@ fn published_rows_are_served_from_a_cluster_and_taken_out_of_it() {
     };
     until("the third version is rejected", || third().is_some_and(|v| v["refused"].is_string()));
     let why = third().unwrap()["refused"].as_str().unwrap().to_owned();
-    assert!(why.contains("packages rows ") && why.contains(": not in the cluster; rows there: "), "{why}");
+    assert!(why.contains("packages rows ") && why.contains(": not in the cluster; sets of this table: "), "{why}");
     assert_eq!(ids(&server.ask("/v1/models/tiny:retrieve", request("fail"))), ids(&local));
 
     // Rows without a version in the store are deleted, but not while their publication may be in progress. Rows of another store
     // are deleted only by name.
-    let kept = rows_of_tiny(&package, &Manifest::read(&store.path().join("tiny/1")).unwrap());
+    let retained = rows_of_tiny(&package, &Manifest::read(&store.path().join("tiny/1")).unwrap());
     let others = rows_of_tiny(&package, &Manifest::read(&elsewhere.path().join("tiny/1")).unwrap());
     let (here, there) = (store.path().display().to_string(), elsewhere.path().display().to_string());
     let (code, out, said) = run(&["remote", &seed, "--prune", &here]);
@@ -383,15 +383,18 @@ fn published_rows_are_served_from_a_cluster_and_taken_out_of_it() {
     assert!(code == 0 && out.contains("deleted 0 sets of rows"), "{out}{said}");
     let (code, out, said) = run(&["remote", &seed, "--prune", &here]);
     assert!(code == 0 && out.contains(&format!("deleted tiny/packages rows {others}")), "{out}{said}");
-    assert!(!out.contains(&kept), "{out}");
+    assert!(!out.contains(&retained), "{out}");
     assert_eq!(ids(&server.ask("/v1/models/tiny:retrieve", request("fail"))), ids(&local));
 
     // Rows deleted while they are served: the policy of the request decides, and the answer reports it.
     let (code, _, said) = run(&["remote", &seed, "--delete", "tiny/1"]);
-    assert!(code == 2 && said.contains(&format!("the cluster has no rows tiny/1; there are: tiny/{kept}")), "{said}");
-    let (code, out, _) = run(&["remote", &seed, "--delete", &format!("tiny/{kept}")]);
-    assert!(code == 0 && out.contains(&format!("deleted tiny/packages rows {kept}")), "{out}");
-    let (code, _, said) = run(&["remote", &seed, "--delete", &format!("tiny/{kept}")]);
+    assert!(
+        code == 2 && said.contains(&format!("the cluster has no rows tiny/1; there are: tiny/{retained}")),
+        "{said}"
+    );
+    let (code, out, _) = run(&["remote", &seed, "--delete", &format!("tiny/{retained}")]);
+    assert!(code == 0 && out.contains(&format!("deleted tiny/packages rows {retained}")), "{out}");
+    let (code, _, said) = run(&["remote", &seed, "--delete", &format!("tiny/{retained}")]);
     assert!(code == 2 && said.contains("; there are: none"), "{said}");
     let (code, _, said) = run(&["remote", &seed, "--verify"]);
     assert!(code == 1 && said.contains("the cluster has no sets of rows, expected at least one"), "{code} {said}");

@@ -74,10 +74,10 @@ fn a_workload_is_planned_and_explained() {
         [[tables]]\nname = 'users'\nrows = 4000000\nwidth = 64\nformat = 'f16'\nskew = 1.05\n\
         [[tables]]\nname = 'items'\nrows = 100000\nwidth = 64\npooling = 50\nfeatures = ['seen', 'bought']\n";
     let workload = write(folder.path(), "workload.toml", text);
-    let (code, said, errors) = run(&["plan", "--workload", &workload, "--topology", &topology]);
+    let (code, reported, errors) = run(&["plan", "--workload", &workload, "--topology", &topology]);
     assert_eq!(code, 0, "{errors}");
     for part in ["Planner statistics", "users", "items", "h1", "g1", "Critical path", "1 of 2 tables state no skew"] {
-        assert!(said.contains(part), "{part} in\n{said}");
+        assert!(reported.contains(part), "{part} in\n{reported}");
     }
     let (code, json, _) = run(&["plan", "--workload", &workload, "--topology", &topology, "--json"]);
     let planned: PlacementPlan = serde_json::from_str(&json).unwrap();
@@ -91,14 +91,14 @@ fn a_model_is_planned_from_its_own_tables() {
     let model = root().join("models/debian");
     let sample = model.join("heldout.jsonl");
     let (model, sample) = (model.to_str().unwrap(), sample.to_str().unwrap());
-    let (code, said, errors) = run(&["plan", model, "--sample", sample, "--batch", "16"]);
+    let (code, reported, errors) = run(&["plan", model, "--sample", sample, "--batch", "16"]);
     assert_eq!(code, 0, "{errors}");
     for part in ["packages", "texts", "sections", "host0", "Batch of each host: 16 requests"] {
-        assert!(said.contains(part), "{part} in\n{said}");
+        assert!(reported.contains(part), "{part} in\n{reported}");
     }
-    assert!(said.contains("table `multi_arch` is read only when items are published"), "{said}");
-    let (code, said, errors) = run(&["plan", tiny_package().to_str().unwrap()]);
-    assert!(code == 0 && said.contains("--sample measures both"), "{said}{errors}");
+    assert!(reported.contains("table `multi_arch` is read only when items are published"), "{reported}");
+    let (code, reported, errors) = run(&["plan", tiny_package().to_str().unwrap()]);
+    assert!(code == 0 && reported.contains("--sample measures both"), "{reported}{errors}");
 }
 
 #[test]
@@ -121,12 +121,12 @@ fn impossible_plans_have_a_reason() {
         (vec!["plan", "nowhere", "--workload", &good], "cannot be used with"),
         (vec!["plan", "--device", "gpu", "--workload", &good], "device: got `gpu`"),
     ] {
-        let (code, said, errors) = run(&arguments);
-        assert!(code == 2 && errors.contains(part), "{arguments:?}: {code} {said} {errors}");
+        let (code, reported, errors) = run(&arguments);
+        assert!(code == 2 && errors.contains(part), "{arguments:?}: {code} {reported} {errors}");
     }
     // Fails for lack of the feature, the driver or the GPU.
-    let (code, said, errors) = run(&["plan", "--device", "cuda:99", "--workload", &good]);
-    assert!(code != 0 && errors.contains("cuda"), "{code} {said} {errors}");
+    let (code, reported, errors) = run(&["plan", "--device", "cuda:99", "--workload", &good]);
+    assert!(code != 0 && errors.contains("cuda"), "{code} {reported} {errors}");
 }
 
 /// Returns the packages of the Debian model and the installed ones of 64 of its users.
@@ -159,8 +159,8 @@ fn the_tables_of_the_debian_model_answer_alike_however_they_are_cut() {
     for format in [RowFormat::F32, RowFormat::F16, RowFormat::Int8, RowFormat::Int4] {
         let table = Table::from_f32("packages", table.width(), &dense, format, Unseen::Zero).unwrap();
         let bag = mean_of_installed();
-        let whole = EmbeddingBagCollection::new(vec![Arc::new(table.clone())], &bag).unwrap();
-        let (expected, _) = whole.lookup(&ids, &Lookup::default()).unwrap();
+        let complete = EmbeddingBagCollection::new(vec![Arc::new(table.clone())], &bag).unwrap();
+        let (expected, _) = complete.lookup(&ids, &Lookup::default()).unwrap();
         for sharding in Sharding::ALL {
             let planned = planned(&topology, &table, sharding);
             assert_eq!(planned.sharding, sharding);
@@ -197,10 +197,10 @@ fn the_debian_model_answers_alike_with_half_a_table_on_a_cluster() {
     let half = EmbeddingBagCollection::new(vec![Arc::new(half)], &mean_of_installed()).unwrap();
     let all = Arc::new(on_cluster(&table, 2));
     let all = EmbeddingBagCollection::new(vec![all], &mean_of_installed()).unwrap();
-    let whole = EmbeddingBagCollection::new(vec![Arc::new(table)], &mean_of_installed()).unwrap();
+    let complete = EmbeddingBagCollection::new(vec![Arc::new(table)], &mean_of_installed()).unwrap();
 
     let strict = Lookup { on_degraded: OnDegraded::Fail, ..Lookup::default() };
-    let (expected, counts) = whole.lookup(&ids, &strict).unwrap();
+    let (expected, counts) = complete.lookup(&ids, &strict).unwrap();
     // The second time from the cache of the host.
     for _ in 0..2 {
         assert_eq!(all.lookup(&ids, &strict).unwrap(), (expected.clone(), counts.clone()));

@@ -79,7 +79,7 @@ fn invalid_input_exits_with_2_and_one_line_with_the_reason() {
             "admin_listen: got 127.0.0.1:8080, which is `listen` too",
         ),
         // A key file that no server would accept is not written.
-        (plain(&["key", "shop", "--file", keys]), "key `shop`: occurs twice"),
+        (plain(&["key", "shop", "--file", keys]), "key `shop`: the name occurs twice"),
         (plain(&["key", "other", "--file", &items]), "items.jsonl: line 1"),
         (plain(&["doctor", "--server", "http://127.0.0.1:1/"]), "got `http://127.0.0.1:1/`, expected HOST:PORT"),
         (plain(&["sreve"]), "unrecognized subcommand"),

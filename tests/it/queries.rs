@@ -127,7 +127,7 @@ fn several_queries_are_searched_each_and_merged() {
     for merge in ["union", "intersection", "weighted"] {
         let view = package(merge).view().unwrap();
         let lists = view.main().index.lists();
-        for (taste, (filter, asked)) in TASTES.iter().flat_map(|taste| {
+        for (taste, (filter, requested)) in TASTES.iter().flat_map(|taste| {
             [("", None), ("colour:red", Some(25)), ("NOT colour:green", None)].map(|more| (taste, more))
         }) {
             let passes = |id: i64| match filter {
@@ -137,11 +137,11 @@ fn several_queries_are_searched_each_and_merged() {
             };
             // The number of candidates of a request takes precedence over that of the model, which takes precedence over that of
             // the recipe.
-            let k0 = asked.map_or([CLICK_CANDIDATES, 1000], |k0| [k0, k0]);
+            let k0 = requested.map_or([CLICK_CANDIDATES, 1000], |k0| [k0, k0]);
             let mut expected = naive(merge, taste, k0, &passes);
             expected.truncate(20);
             let mut body = json!({"features": {"taste": taste}, "filter": filter, "probes": lists, "explain": true});
-            if let Some(candidates) = asked {
+            if let Some(candidates) = requested {
                 body["candidates"] = json!(candidates);
             }
             let mut by_vector = body.clone();

@@ -180,15 +180,15 @@ fn filters_anticorrelated_with_the_list_order_lose_little_recall() {
     let what = Plan::of_vectors("drawn", items);
     let version = put(folder.path(), &what).unwrap();
     let view = view(&folder.path().join(format!("drawn/{version}")));
-    for (asked, from) in [(1, -1), (-1, 1), (1, 1)] {
+    for (requested, from) in [(1, -1), (-1, 1), (1, 1)] {
         let queries: Vec<Vec<f32>> = drawn.queries().into_iter().filter(|q| region(q) == from).collect();
         assert!(queries.len() > 5);
         for query in queries.chunks(1) {
-            let (found, _) = recall(&view, query, 20, &[format!("region:{asked}").as_str()], &json!({}));
-            assert!(found >= 0.9, "region {asked} from {from}: {found}");
+            let (found, _) = recall(&view, query, 20, &[format!("region:{requested}").as_str()], &json!({}));
+            assert!(found >= 0.9, "region {requested} from {from}: {found}");
         }
-        let (found, _) = recall(&view, &queries, 20, &[format!("region:{asked}").as_str()], &json!({}));
-        assert!(found >= 0.96, "region {asked} from {from}: {found}");
+        let (found, _) = recall(&view, &queries, 20, &[format!("region:{requested}").as_str()], &json!({}));
+        assert!(found >= 0.96, "region {requested} from {from}: {found}");
     }
 }
 
@@ -281,7 +281,7 @@ fn queries_of_a_file_are_read_or_rejected_with_the_line() {
     assert_eq!((calibration.source.as_str(), calibration.queries), ("queries.npy", HELD_OUT as usize));
     for (text, expected) in [
         ("{\"vector\": [1, 2, 3, 4]}\n", ""),
-        ("{\"vector\": [1, 2, 3, 4]}\n{\"vector\": [1, 2]}\n", "query 2: got 2 numbers, expected 4"),
+        ("{\"vector\": [1, 2, 3, 4]}\n{\"vector\": [1, 2]}\n", "line 2: got 2 numbers, expected 4"),
         ("{\"vector\": [1, 2, 3, 4]}\nno\n", "line 2: body: not JSON"),
         ("{\"features\": {}}\n", "line 1: field `features`: this model has no user tower"),
         ("{\"requests\": [{\"vector\": [1, 2, 3, 4]}]}\n", "line 1: got a list of requests"),
@@ -294,6 +294,12 @@ fn queries_of_a_file_are_read_or_rejected_with_the_line() {
         }
     }
     assert!(put(folder.path(), &what("none.npy")).is_err());
+    // Of the many rows of a file some are used; the message has the row in the file.
+    let mut rows = vec![vec![1.0; 4]; 600];
+    rows[300][2] = f32::NAN;
+    std::fs::write(path("odd.npy"), npy(&rows)).unwrap();
+    let error = put(folder.path(), &what("odd.npy")).unwrap_err().to_string();
+    assert!(error.contains("odd.npy: row 301: number 3: got NaN"), "{error}");
 }
 
 #[test]
@@ -502,7 +508,7 @@ fn a_kind_of_few_items_is_found_in_each_version_that_merges_make() {
     let folder = tempfile::tempdir().unwrap();
     let rows: Vec<Vec<f32>> = (0..6_000).map(|n| of_kind(n, false, false)).collect();
     let mut now = published(folder.path(), &rows, Recipe::default());
-    let asked: Vec<Vec<f32>> = (0..100).map(|n| of_few((1 << 40) + n)).collect();
+    let requested: Vec<Vec<f32>> = (0..100).map(|n| of_few((1 << 40) + n)).collect();
     let store = Store::new(folder.path().join("store"));
     let put = |id: u64, vector: Vec<f32>| {
         let attributes = attributes(id).map(|(name, value)| (name.into(), Attribute::Integers(vec![value as i64])));
@@ -520,7 +526,7 @@ fn a_kind_of_few_items_is_found_in_each_version_that_merges_make() {
         let merged = merge(&store, &fresh.view().unwrap(), &|_| ()).unwrap();
         now = view(&folder.path().join(format!("store/drawn/{}", merged.version)));
         assert!(now.main().manifest.files.contains_key("strata.safetensors"), "merge {n}");
-        let (found, probes) = recall(&now, &asked, 20, &[""], &json!({}));
+        let (found, probes) = recall(&now, &requested, 20, &[""], &json!({}));
         assert!(found >= 0.96, "merge {n}: {found} of the kind of few items in {probes} lists of {}", merged.lists);
     }
     // A calibration without queries keeps them too.
@@ -553,16 +559,16 @@ fn recorded_queries_calibrate() {
     let server = start("32");
     let (code, lines) = ask(&server);
     assert_eq!((code, lines.lines().count()), (200, 32));
-    let asked = drawn.queries();
+    let requested = drawn.queries();
     let numbers = |line: &str| -> Vec<f32> {
         let line: Value = serde_json::from_str(line).unwrap();
         line["vector"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
     };
     let recorded: Vec<Vec<f32>> = lines.lines().map(numbers).collect();
-    let known = recorded.iter().filter(|query| asked.contains(query)).count();
+    let known = recorded.iter().filter(|query| requested.contains(query)).count();
     // Before it was ready, the version answered with one of its own items.
     assert!(known >= 31, "{known} of the recorded queries were sent");
-    assert!(recorded.iter().skip(1).any(|query| !asked[..32].contains(query)), "none of the later ones was kept");
+    assert!(recorded.iter().skip(1).any(|query| !requested[..32].contains(query)), "none of the later ones was kept");
     let path = folder.path().join("recorded.jsonl");
     std::fs::write(&path, lines).unwrap();
     let before = server.get_json("/v1/models/drawn");

@@ -89,7 +89,7 @@ fn forbidden_changes_are_rejected_with_a_reason() {
     let label = "/v1/models/vectors/labels/stable";
     let versions = "/v1/models/vectors/versions";
     for (method, path, body, status, expected) in [
-        ("POST", format!("{versions}/4:unload"), "", 409, "version 4 is the active one"),
+        ("POST", format!("{versions}/4:unload"), "", 409, "version 4 is active, activate another version first"),
         ("POST", format!("{versions}/1:unload"), "", 409, "has the label `stable`"),
         ("POST", format!("{versions}/3:unload"), "", 404, "version 3 is not in memory; there are: 1, 4"),
         ("POST", format!("{versions}/9:load"), "", 404, "version 9 of model `vectors` is not published"),

@@ -131,11 +131,11 @@ fn loaded_rows_are_read_back_exactly() {
 }
 
 fn interrupted_loads_resume(cluster: &Arc<Cluster>) {
-    let mut whole = rows_of(1);
+    let mut complete = rows_of(1);
     let mut calls = 0;
     let interrupted = |rows: Range<u64>, out: &mut [u8]| {
         calls += 1;
-        if calls == 2 { Err(Error::unavailable("the source broke off")) } else { whole(rows, out) }
+        if calls == 2 { Err(Error::unavailable("the source broke off")) } else { complete(rows, out) }
     };
     refused(
         load(cluster, &named(1), &shape(ROWS), interrupted, |_| {}),
@@ -150,8 +150,8 @@ fn interrupted_loads_resume(cluster: &Arc<Cluster>) {
     assert!(seen.is_sorted_by_key(|p| p.rows_done) && seen.iter().all(|p| p.rows_total == ROWS));
     assert_eq!(seen.last(), Some(&report.progress));
     assert_eq!(report.progress.rows_done, ROWS);
-    let kept = report.progress.chunks_kept;
-    assert!(kept > 0 && kept < report.chunks, "{kept} of {} chunks were there", report.chunks);
+    let retained = report.progress.chunks_kept;
+    assert!(retained > 0 && retained < report.chunks, "{retained} of {} chunks were there", report.chunks);
 
     let again = load(cluster, &named(1), &shape(ROWS), rows_of(1), |_| {}).unwrap();
     assert_eq!((again.progress.bytes_written, again.progress.chunks_kept), (0, again.chunks));
@@ -168,7 +168,7 @@ fn other_tables_are_rejected(cluster: &Arc<Cluster>) {
     refused(open(1, &shape(ROWS - 1)), Kind::Corrupt, &["230000 rows, expected 229999"]);
     let other = TableShape { format: "f32".into(), ..shape(ROWS) };
     refused(open(1, &other), Kind::Corrupt, &["format `int8`, expected `f32`"]);
-    refused(open(2, &shape(ROWS)), Kind::NotReady, &["rows 0000000000000002", "rows there: 0000000000000001"]);
+    refused(open(2, &shape(ROWS)), Kind::NotReady, &["rows 0000000000000002", "sets of this table: 0000000000000001"]);
 }
 
 fn batches_cost_one_pipeline_per_node(cluster: &Arc<Cluster>) {
@@ -310,12 +310,12 @@ fn half_remote_answers_as_whole(redis: &RedisCluster, cluster: &Arc<Cluster>) {
     let shards = vec![shard(0..rows / 2, &host, "host"), shard(rows / 2..rows, &remote, "cluster")];
     let halves = Table::of_shards(host.spec().clone(), Sharding::RowWise, shards).unwrap();
     let bags = [BagConfig { feature: "ids".into(), table: "items".into(), pooling: Pooling::Mean }];
-    let whole = EmbeddingBagCollection::new(vec![Arc::new(host)], &bags).unwrap();
+    let complete = EmbeddingBagCollection::new(vec![Arc::new(host)], &bags).unwrap();
     let halves = EmbeddingBagCollection::new(vec![Arc::new(halves)], &bags).unwrap();
     let drawn: Vec<i64> = sample(rows, 200, 11).into_iter().chain([5, 2999, 2999, 7000]).map(|id| id as i64).collect();
     let ids = KeyedJaggedTensor::from_lengths(["ids"], drawn, &[100, 0, 104], None).unwrap();
     let strict = Lookup { on_degraded: OnDegraded::Fail, ..Lookup::default() };
-    let (expected, _) = whole.lookup(&ids, &strict).unwrap();
+    let (expected, _) = complete.lookup(&ids, &strict).unwrap();
     let (got, report) = halves.lookup(&ids, &strict).unwrap();
     let near = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-4);
     assert!(near(got.values(), expected.values()));
@@ -355,22 +355,22 @@ fn loads_of_one_table_coexist(cluster: &Arc<Cluster>) {
 }
 
 fn rejected_removals_can_be_repeated(redis: &RedisCluster, cluster: &Arc<Cluster>) {
-    let kept = RowSet::new("tests", "kept", 1).unwrap();
-    load(cluster, &kept, &shape(5000), rows_of(1), |_| {}).unwrap();
+    let retained = RowSet::new("tests", "kept", 1).unwrap();
+    load(cluster, &retained, &shape(5000), rows_of(1), |_| {}).unwrap();
     for command in ["unlink", "srem", "del"] {
         let user = |allow: &str| {
             let rule = format!("{allow}{command}");
             redis.primaries().into_iter().for_each(|node| drop(redis.ask(node, &["ACL", "SETUSER", "default", &rule])));
         };
         user("-");
-        let refusal = delete(cluster, &kept);
+        let refusal = delete(cluster, &retained);
         user("+");
         refused(refusal, Kind::Unavailable, &["tests/kept rows 0000000000000001", "no permissions", command]);
-        let state = find(cluster, &kept).unwrap().map(|m| m.state);
+        let state = find(cluster, &retained).unwrap().map(|m| m.state);
         assert_eq!(state, Some(TableState::Deleting), "still there to be deleted after {command} was rejected");
     }
-    assert!(delete(cluster, &kept).unwrap());
-    assert!(find(cluster, &kept).unwrap().is_none() && sets(cluster, &kept).unwrap().is_empty());
+    assert!(delete(cluster, &retained).unwrap());
+    assert!(find(cluster, &retained).unwrap().is_none() && sets(cluster, &retained).unwrap().is_empty());
     assert_eq!(redis.keys("sterling:{tests/kept/*"), Vec::<String>::new());
 }
 
@@ -383,7 +383,7 @@ fn deleted_versions_leave_no_rows(redis: &RedisCluster, cluster: &Arc<Cluster>) 
     refused(
         RemoteTable::open(cluster, &named(1), &shape(ROWS), &uncached(500)),
         Kind::NotReady,
-        &["there: 0000000000000002"],
+        &["sets of this table: 0000000000000002"],
     );
     let rows = sample(5000, 100, 5);
     assert_eq!(hits(&fetch(&before, &rows), &rows, 1), 0);
@@ -563,8 +563,8 @@ fn moved_slots_are_followed(redis: &RedisCluster, cluster: &Arc<Cluster>) {
     let migrate = |key: &str| redis.ask(from, &["MIGRATE", "127.0.0.1", &redis.port(to).to_string(), key, "0", "5000"]);
     migrate(first);
     assert!(all_hit(&table, &rows, 1), "one chunk has moved, one has not");
-    let asked = cluster.counters();
-    assert!(asked.redirections > before.redirections, "{asked:?}");
+    let requested = cluster.counters();
+    assert!(requested.redirections > before.redirections, "{requested:?}");
     migrate(second);
     assert!(all_hit(&table, &rows, 1));
     for node in [to, from, third] {

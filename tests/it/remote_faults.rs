@@ -88,8 +88,8 @@ impl Bed {
         let (package, at) = (tiny_package(), store.path().display().to_string());
         let items = package.join("items.jsonl").display().to_string();
         let package = package.display().to_string();
-        let (code, out, said) = run(&["publish", &package, "--items", &items, "--remote", &seed, "--store", &at]);
-        assert_eq!(code, 0, "{out}{said}");
+        let (code, out, reported) = run(&["publish", &package, "--items", &items, "--remote", &seed, "--store", &at]);
+        assert_eq!(code, 0, "{out}{reported}");
         let package = Package::open(&tiny_package()).unwrap();
         let server = serve(store.path(), &package.tables, &redis, &stranger);
         let keys = redis.keys("sterling:{tiny/packages/*/0.*}:0");
@@ -130,15 +130,15 @@ impl Bed {
 
     /// Restores lost rows, as an operator does.
     fn bring_back(&self) {
-        let (code, out, said) = run(&["remote", &self.seed, "--verify"]);
-        let is_reported = code == 1 && said.contains("cannot be read");
+        let (code, out, reported) = run(&["remote", &self.seed, "--verify"]);
+        let is_reported = code == 1 && reported.contains("cannot be read");
         // A set whose manifest is lost too does not exist any more.
-        assert!(is_reported || !out.contains("tiny/packages"), "{code}: {out}{said}");
+        assert!(is_reported || !out.contains("tiny/packages"), "{code}: {out}{reported}");
         let version = format!("{}/tiny/1", self.store.path().display());
-        let (code, out, said) = run(&["remote", &self.seed, "--load", &version]);
-        assert!(code == 0 && out.contains("loaded the rows of tiny version 1"), "{code}: {out}{said}");
-        let (code, out, said) = run(&["remote", &self.seed, "--verify"]);
-        assert_eq!(code, 0, "{out}{said}");
+        let (code, out, reported) = run(&["remote", &self.seed, "--load", &version]);
+        assert!(code == 0 && out.contains("loaded the rows of tiny version 1"), "{code}: {out}{reported}");
+        let (code, out, reported) = run(&["remote", &self.seed, "--verify"]);
+        assert_eq!(code, 0, "{out}{reported}");
     }
 
     fn on_all(&self, words: &[&str]) {
@@ -153,8 +153,8 @@ impl Bed {
     /// Checks that a load is rejected with this text.
     fn load_is_rejected(&self, words: &str) {
         let version = format!("{}/tiny/1", self.store.path().display());
-        let (code, out, said) = run(&["remote", &self.seed, "--load", &version]);
-        assert!(code == 1 && said.contains(words), "{code}: {out}{said}");
+        let (code, out, reported) = run(&["remote", &self.seed, "--load", &version]);
+        assert!(code == 1 && reported.contains(words), "{code}: {out}{reported}");
     }
 
     fn check(&mut self, fault: &Fault) {
@@ -336,8 +336,8 @@ const FAULTS: [Fault; 13] = [
         begin: |bed| bed.redis.primaries().into_iter().for_each(|node| drop(bed.redis.ask(node, &["FLUSHALL"]))),
         end: |bed| {
             let version = format!("{}/tiny/1", bed.store.path().display());
-            let (code, out, said) = run(&["remote", &bed.seed, "--load", &version]);
-            assert_eq!(code, 0, "{out}{said}");
+            let (code, out, reported) = run(&["remote", &bed.seed, "--load", &version]);
+            assert_eq!(code, 0, "{out}{reported}");
         },
     },
     Fault {
@@ -450,7 +450,7 @@ fn reloaded_rows_are_used_without_reopening() {
     let others = |rows: std::ops::Range<u64>, out: &mut [u8]| rows_of(rows.start + 1..rows.end + 1, out);
     load(&cluster, &named, &SHAPE, others, |_| {}).unwrap();
     until("the other rows are reported", || {
-        cluster.troubles().iter().any(|line| line.contains("the cluster has other rows under its name")) && !all_hit()
+        cluster.troubles().iter().any(|line| line.contains("the cluster has rows with another checksum")) && !all_hit()
     });
     drop(table);
     until("tables that are not open are no trouble", || cluster.troubles().is_empty());
@@ -518,8 +518,8 @@ fn full_nodes_are_emptied_and_earlier_names_are_read() {
     let named = RowSet::new("tests", "full", 7).unwrap();
     load(&cluster, &named, &SHAPE, rows_of, |_| {}).unwrap();
     redis.ask(0, &["CONFIG", "SET", "maxmemory", "1"]);
-    let (code, out, said) = run(&["remote", &redis.seeds()[0], "--delete", "tests/0000000000000007"]);
-    assert!(code == 0 && out.contains("deleted tests/full rows 0000000000000007"), "{out}{said}");
+    let (code, out, reported) = run(&["remote", &redis.seeds()[0], "--delete", "tests/0000000000000007"]);
+    assert!(code == 0 && out.contains("deleted tests/full rows 0000000000000007"), "{out}{reported}");
     assert_eq!(redis.keys("sterling:*"), Vec::<String>::new());
     redis.ask(0, &["CONFIG", "SET", "maxmemory", "0"]);
 

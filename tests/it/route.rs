@@ -171,6 +171,7 @@ fn pages_of_routers_are_those_of_one_server() {
             body
         };
         for (body, status, said) in [
+            (with("candidates", 4.into()), 400, "field `candidates`: got 4, expected at least k = 5"),
             (with("cursor", "x".into()), 400, "not a cursor of an answer"),
             (with("filter", "colour:red".into()), 400, "of another request"),
             (with("cursor", both.one.ask(PATH, &begin)["cursor"].clone()), 410, "begin with the first page"),
@@ -256,10 +257,10 @@ fn shards_behind_a_router_answer_as_one_server() {
         let explained = both.check("retrieve", &json!({"vector": vectors[0], "k": 50, "probes": 6, "explain": true}));
         let explain = &explained["explain"];
         assert_eq!(explain["returned"], 50);
-        let asked = explain["shards"].as_array().unwrap();
-        assert_eq!(asked.len() as u32, count, "candidates that shards rank early are enough: {explain}");
+        let requested = explain["shards"].as_array().unwrap();
+        assert_eq!(requested.len() as u32, count, "candidates that shards rank early are enough: {explain}");
         assert_eq!(explain["candidates"], 50, "{explain}");
-        assert!(asked.iter().all(|shard| !shard["steps"].as_array().unwrap().is_empty()));
+        assert!(requested.iter().all(|shard| !shard["steps"].as_array().unwrap().is_empty()));
         let (pinned, unknown) = ("/v1/models/vectors/versions/2:retrieve", "/v1/models/vectors/versions/9:retrieve");
         assert_eq!(
             both.router.ask(pinned, &bodies[0])["items"],
@@ -357,11 +358,11 @@ fn requests_lower_the_coverage_down_to_the_least_of_the_router() {
     let router = route_with(&variables, servers.iter().map(|server| server.address.as_str()));
     router.wait_ready();
     let body = json!({"vector": [1, 0.5, -0.25, 0.1], "k": 5, "timeout_ms": 60_000});
-    for (asked, status) in
+    for (requested, status) in
         [("", 200), ("?min_coverage=1", 200), ("?min_coverage=0.75", 200), ("?min_coverage=0.5", 400)]
     {
-        let (got, said) = router.post(&format!("/v1/models/vectors:retrieve{asked}"), &body);
-        assert_eq!(got, status, "{asked}: {said}");
+        let (got, said) = router.post(&format!("/v1/models/vectors:retrieve{requested}"), &body);
+        assert_eq!(got, status, "{requested}: {said}");
         assert!(status == 200 || said["detail"].as_str().unwrap().contains("the router's `least_coverage`"), "{said}");
     }
 }
@@ -526,12 +527,12 @@ fn the_only_server_of_a_shard_is_restarted_and_no_request_is_lost() {
     router.wait_ready();
     let body = json!({"vector": [1, 0.5, -0.25, 0.1], "k": 700, "exact": true, "timeout_ms": 60_000});
     let expected = router.ask("/v1/models/vectors:retrieve", &body);
-    let (stops, asked) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (stops, requested) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let ask = || {
             while !stops.load(Ordering::Relaxed) {
                 assert_eq!(router.ask("/v1/models/vectors:retrieve", &body)["items"], expected["items"]);
-                asked.fetch_add(1, Ordering::Relaxed);
+                requested.fetch_add(1, Ordering::Relaxed);
             }
         };
         let asking: Vec<_> = (0..3).map(|_| scope.spawn(ask)).collect();
@@ -545,9 +546,9 @@ fn the_only_server_of_a_shard_is_restarted_and_no_request_is_lost() {
             command.args(["serve", "--shard", "1", "--listen", &address, "--store"]).arg(store.path());
             servers.push(Server::spawn(&mut command));
             servers[1].wait_ready();
-            let before = asked.load(Ordering::Relaxed);
+            let before = requested.load(Ordering::Relaxed);
             until("requests are answered again", || {
-                asked.load(Ordering::Relaxed) > before + 5 || asking.iter().any(|one| one.is_finished())
+                requested.load(Ordering::Relaxed) > before + 5 || asking.iter().any(|one| one.is_finished())
             });
         }
         stops.store(true, Ordering::Relaxed);

@@ -215,10 +215,10 @@ fn a_canary_whose_shards_fail_is_rolled_back_at_all_routers_while_they_answer() 
             });
         }
         let ended = StopOnDrop(&ends);
-        let (mut asked, mut statuses) = (0, [0; 2]);
+        let (mut requested, mut statuses) = (0, [0; 2]);
         let stopped = eventually("no roll-back", 120, || {
-            (0..20).for_each(|n| statuses[usize::from(ask(first, asked + n) == 200)] += 1);
-            asked += 20;
+            (0..20).for_each(|n| statuses[usize::from(ask(first, requested + n) == 200)] += 1);
+            requested += 20;
             let setting = first.get_json(TRAFFIC)["canary"]["setting"].clone();
             setting["stopped"].is_object().then_some(setting)
         });
@@ -284,7 +284,7 @@ fn a_canary_answers_while_every_shard_has_it() {
     };
     eventually("the router hears of it", 60, || router.get_json(TRAFFIC).get("canary").map(drop));
     assert!(router.get_json(TRAFFIC)["canary"].get("serving").is_none());
-    assert!(router.get("/readyz").1.contains("its canary, label `next`, is not at every shard"));
+    assert!(router.get("/readyz").1.contains("the canary, label `next`, is not at every shard"));
     assert!((0..20).all(|_| is_plain(&ask(""))));
     // The last shard gets it, is lost, and returns; `min_coverage` changes nothing.
     for _ in 0..2 {
@@ -294,8 +294,8 @@ fn a_canary_answers_while_every_shard_has_it() {
         // Requests that failed while the shard was lost are warned of still.
         assert!(!router.get("/readyz").1.contains("canary"));
         drop(server);
-        let gone = |reply: ureq::http::Response<Value>| (reply.status() == 200 && is_plain(&reply)).then_some(());
-        eventually("the first version answers alone", 60, || gone(ask("")));
+        let removed = |reply: ureq::http::Response<Value>| (reply.status() == 200 && is_plain(&reply)).then_some(());
+        eventually("the first version answers alone", 60, || removed(ask("")));
         assert!((0..20).all(|n| is_plain(&ask(["", "?min_coverage=0.5"][n % 2]))));
     }
     let name = store.path().to_str().unwrap();
@@ -393,11 +393,11 @@ fn audits_through_routers_yield_to_callers() {
         (ended("no_room") > 0.0).then_some(())
     });
     // Without other requests, an answer is compared with the exact result. The last audit may have ended after the last request.
-    let mut asked = Instant::now();
+    let mut requested = Instant::now();
     eventually("an audit", 60, || {
-        if asked.elapsed() > Duration::from_secs(10) {
+        if requested.elapsed() > Duration::from_secs(10) {
             router.ask(&format!("{MODEL}:retrieve"), body.clone());
-            asked = Instant::now();
+            requested = Instant::now();
         }
         (ended("audited") > 0.0).then_some(())
     });
@@ -483,9 +483,9 @@ fn servers_of_several_stores_divide_no_traffic() {
     let router = router(addresses(&servers));
     eventually("the router says so", 60, || {
         let (status, reported) = router.get(TRAFFIC);
-        (status == 422 && reported.contains("different stores")).then_some(())
+        (status == 422 && reported.contains("different desired states")).then_some(())
     });
-    assert!(router.get("/readyz").1.contains("warning: model `vectors`: its servers report different desired states"));
+    assert!(router.get("/readyz").1.contains("warning: model `vectors`: the servers report different desired states"));
     let answer = |n: usize| router.ask(&format!("{MODEL}:retrieve"), json!({"vector": [1, n], "k": 1}));
     assert!((0..30).all(|n| answer(n)["version"] == 1));
 }

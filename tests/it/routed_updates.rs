@@ -102,17 +102,18 @@ fn items_and_requests_in_arrow_go_through_a_router() {
         "{made}"
     );
     let queries: [(&str, ArrayRef); 1] = [("vector", columns[1].1.slice(3, 4))];
-    let asked = stream(&queries, Some(json!({"k": 9, "exact": true, "filter": "colour:violet", "columns": ["price"]})));
+    let requested =
+        stream(&queries, Some(json!({"k": 9, "exact": true, "filter": "colour:violet", "columns": ["price"]})));
     let (status, reported) =
-        send_arrow(&cut.router, &format!("/v1/models/vectors:retrieve?min_position={}", token(&made)), &asked);
+        send_arrow(&cut.router, &format!("/v1/models/vectors:retrieve?min_position={}", token(&made)), &requested);
     let path = format!("/v1/models/vectors:retrieve?min_position={}", expected["position"]);
-    let whole = send_arrow(&cut.one, &path, &asked).1;
+    let complete = send_arrow(&cut.one, &path, &requested).1;
     assert_eq!(status, 200, "{reported}");
     let items = |answer: &Value| -> Vec<Value> {
         answer["results"].as_array().unwrap().iter().map(|result| result["items"].clone()).collect()
     };
     assert!(items(&reported).iter().all(|items| items.as_array().is_some_and(|items| items.len() == 9)), "{reported}");
-    assert_eq!(items(&reported), items(&whole));
+    assert_eq!(items(&reported), items(&complete));
 }
 
 #[test]
@@ -160,31 +161,32 @@ fn items_go_to_their_shards_and_are_answered_in_the_callers_order() {
         json!({"vector": [1, 3, 0.5, -0.25], "k": 60, "exact": true, "filter": "colour:violet OR price > 30", "columns": ["price"]}),
     ] {
         let reported = cut.router.ask(&format!("/v1/models/vectors:retrieve?min_position={seen}"), &body);
-        let whole = cut.one.ask(&format!("/v1/models/vectors:retrieve?min_position={}", expected["position"]), &body);
-        assert_eq!(reported["items"], whole["items"]);
+        let complete =
+            cut.one.ask(&format!("/v1/models/vectors:retrieve?min_position={}", expected["position"]), &body);
+        assert_eq!(reported["items"], complete["items"]);
         assert_eq!(reported["positions"], made["positions"]);
     }
     for id in [5001, 5029, -9000] {
         let (status, reported) = cut.router.get(&format!("{ITEMS}/{id}?min_position={seen}"));
         let reported: Value = serde_json::from_str(&reported).unwrap();
-        let whole = cut.one.get_json(&format!("{ITEMS}/{id}"));
-        assert_eq!((status, &reported["attributes"]), (200, &whole["attributes"]));
+        let complete = cut.one.get_json(&format!("{ITEMS}/{id}"));
+        assert_eq!((status, &reported["attributes"]), (200, &complete["attributes"]));
         let own = cut.shards[home(id)].get_json(&format!("{ITEMS}/{id}"));
-        assert_eq!(own["attributes"], whole["attributes"], "it lies in its shard");
+        assert_eq!(own["attributes"], complete["attributes"], "it lies in its shard");
     }
     let state = cut.router.get_json(&format!("{ITEMS}:position?min_position={}", seen.replace(',', "%2C")));
-    let whole = cut.one.get_json(&format!("{ITEMS}:position"));
+    let complete = cut.one.get_json(&format!("{ITEMS}:position"));
     assert_eq!(
         (&state["items"], &state["fresh_items"], &state["positions"]),
-        (&whole["items"], &whole["fresh_items"], &made["positions"])
+        (&complete["items"], &complete["fresh_items"], &made["positions"])
     );
     assert_eq!(state["shards"].as_array().unwrap().len(), 3);
     // Deletions: by ids, and by a filter at every shard.
     let ids_given = json!({"ids": [5000, 5001, 5001, 5002, 77, -9000]});
-    let (reported, whole) =
+    let (reported, complete) =
         (cut.router.ask(&format!("{ITEMS}:delete"), &ids_given), cut.one.ask(&format!("{ITEMS}:delete"), &ids_given));
-    assert_eq!((&reported["deleted"], whole["deleted"].as_u64()), (&whole["deleted"], Some(5)));
-    assert_eq!((&reported["matched"], whole["matched"].as_u64()), (&whole["matched"], Some(4)));
+    assert_eq!((&reported["deleted"], complete["deleted"].as_u64()), (&complete["deleted"], Some(5)));
+    assert_eq!((&reported["matched"], complete["matched"].as_u64()), (&complete["matched"], Some(4)));
     let filter = |dry_run: bool| json!({"filter": "colour:violet", "dry_run": dry_run});
     for dry_run in [true, false] {
         let reported = cut.router.ask(&format!("{ITEMS}:delete?min_position={}", token(&reported)), filter(dry_run));
@@ -221,17 +223,17 @@ fn pages_read_the_view_of_the_first_page_at_every_shard() {
         (body["k"], body["cursor"]) = (k.into(), cursor.clone());
         body
     };
-    let mut whole = body.clone();
-    whole["k"] = 60.into();
+    let mut complete = body.clone();
+    complete["k"] = 60.into();
     let path = format!("{RETRIEVE}?min_position={seen}");
-    let before = cut.router.ask(&path, &whole)["items"].take();
+    let before = cut.router.ask(&path, &complete)["items"].take();
     let first = cut.router.ask(&path, with(9, &json!("")));
     assert_eq!(first["items"], json!(before.as_array().unwrap()[..9]));
     // The best items are deleted, and better ones are put, at all shards.
     let best: Vec<Value> = before.as_array().unwrap().iter().map(|item| item["id"].clone()).collect();
     cut.router.ask(&format!("{ITEMS}:delete"), json!({"ids": best}));
     let after = token(&put(6000..6300));
-    let now = cut.router.ask(&format!("{RETRIEVE}?min_position={after}"), &whole);
+    let now = cut.router.ask(&format!("{RETRIEVE}?min_position={after}"), &complete);
     assert_ne!(now["items"], before, "updates change the ranking");
     let second = other.ask(RETRIEVE, with(20, &first["cursor"]));
     assert_eq!(second["items"], json!(before.as_array().unwrap()[9..29]), "another router goes on");
@@ -270,9 +272,9 @@ fn calls_with_a_key_happen_once_and_late_ones_not_at_all() {
     let put: Vec<Value> = (5100..5120).map(item).collect();
     let mut set: Vec<Value> = (5100..5120).map(|id| json!({"id": id, "set": {"price": 77}})).collect();
     set.push(json!({"id": 9999, "set": {"price": 1}}));
-    let (set, gone) = (json!({"items": set}), json!({"ids": (5100..5110).collect::<Vec<i64>>()}));
+    let (set, removed) = (json!({"items": set}), json!({"ids": (5100..5110).collect::<Vec<i64>>()}));
     keyed("put", "upsert", &json!({"items": put}));
-    let answers = [keyed("set", "upsert", &set), keyed("gone", "delete", &gone)];
+    let answers = [keyed("set", "upsert", &set), keyed("gone", "delete", &removed)];
     assert_eq!(
         (&answers[0]["accepted"], &answers[0]["refused"][0]["place"]),
         (&json!(20), &json!(20)),
@@ -281,7 +283,7 @@ fn calls_with_a_key_happen_once_and_late_ones_not_at_all() {
     );
     assert_eq!((&answers[1]["deleted"], &answers[1]["repeated"]), (&json!(10), &json!(false)), "{}", answers[1]);
     keyed("late", "upsert", &json!({"items": [item(9999), item(5105)]}));
-    let again = [keyed("set", "upsert", &set), keyed("gone", "delete", &gone)];
+    let again = [keyed("set", "upsert", &set), keyed("gone", "delete", &removed)];
     for (answer, mut again) in answers.iter().zip(again) {
         assert_eq!(again["repeated"], true);
         again["repeated"] = json!(false);

@@ -61,8 +61,8 @@ fn ask(address: &str, seen: &Seen) {
     let agent = agent();
     for body in bodies.iter().cycle().take_while(|_| !seen.ends.load(Ordering::Relaxed)) {
         let start = Instant::now();
-        let asked = agent.post(format!("http://{address}{RETRIEVE}")).send(body.to_string());
-        let mut response = match asked {
+        let requested = agent.post(format!("http://{address}{RETRIEVE}")).send(body.to_string());
+        let mut response = match requested {
             Ok(response) => response,
             Err(error) => {
                 seen.print_figures(format!("a router does not answer: {error}"));
@@ -126,19 +126,19 @@ impl Fleet<'_> {
     /// Loads both versions and activates the right one.
     fn settle(&self, server: &Server) {
         for version in [1, 2] {
-            let (status, said) = server.post(&format!("/v1/models/vectors/versions/{version}:load"), "");
-            assert_eq!(status, 200, "{said}");
+            let (status, reported) = server.post(&format!("/v1/models/vectors/versions/{version}:load"), "");
+            assert_eq!(status, 200, "{reported}");
         }
-        let (status, said) = server.post(&format!("/v1/models/vectors/versions/{}:activate", self.active), "");
-        assert_eq!(status, 200, "{said}");
+        let (status, reported) = server.post(&format!("/v1/models/vectors/versions/{}:activate", self.active), "");
+        assert_eq!(status, 200, "{reported}");
     }
 
     /// Activates the other version at every running server.
     fn flip(&mut self) {
         self.active = 3 - self.active;
         for server in self.living() {
-            let (status, said) = server.post(&format!("/v1/models/vectors/versions/{}:activate", self.active), "");
-            assert_eq!(status, 200, "{said}");
+            let (status, reported) = server.post(&format!("/v1/models/vectors/versions/{}:activate", self.active), "");
+            assert_eq!(status, 200, "{reported}");
         }
     }
 

@@ -259,9 +259,9 @@ fn another_job_in_the_same_folder_is_rejected() {
             "{said:?}"
         );
     };
-    refused(job.score("out", "{\"k\": 8}"), "its request is");
+    refused(job.score("out", "{\"k\": 8}"), "the other job's request is");
     job.publish();
-    refused(job.score("out", REQUEST), "its version is (1, ");
+    refused(job.score("out", REQUEST), "the other job's version is (1, ");
     let mut pinned = job.arguments("out", REQUEST);
     pinned[2] = "vectors@1".into();
     assert_eq!(run(&pinned.iter().map(String::as_str).collect::<Vec<_>>()).0, 0);
@@ -410,7 +410,7 @@ fn folders_of_users_are_scored_with_their_subfolders() {
     std::fs::create_dir(users.join("k=3")).unwrap();
     std::fs::rename(users.join("a.jsonl"), users.join("k=3/a.jsonl")).unwrap();
     let (code, _, log) = score("field");
-    assert!(code == 2 && log.contains("its folder `k=3` names the field `k`"), "{log}");
+    assert!(code == 2 && log.contains("partition folder `k=3`: `score` does not read the field `k`"), "{log}");
     std::os::unix::fs::symlink("/nowhere/c.jsonl", users.join("c.jsonl")).unwrap();
     let (code, _, log) = score("link");
     assert!(code == 2 && log.contains("c.jsonl"), "{log}");
@@ -425,7 +425,7 @@ fn score_here(job: &Job, inputs: &[&str], out: &str) -> (i32, String) {
 }
 
 #[test]
-fn outputs_are_not_put_beside_inputs() {
+fn outputs_are_not_written_next_to_inputs() {
     let job = Job::new(1, 5);
     std::fs::create_dir(job.path("users")).unwrap();
     std::fs::copy(&job.inputs[0], job.path("users/a.jsonl")).unwrap();
@@ -464,7 +464,7 @@ fn an_input_is_the_same_by_any_path() {
 }
 
 #[test]
-fn a_job_whose_input_cannot_be_read_is_not_begun() {
+fn a_job_with_an_unreadable_input_does_not_start() {
     let job = Job::new(1, 5);
     let gzip = |text: &[u8]| {
         let mut out = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
@@ -479,6 +479,9 @@ fn a_job_whose_input_cannot_be_read_is_not_begun() {
         ("users.feather", b"ARROW1\0\0".to_vec(), "a Feather (Arrow) file"),
         ("users.fea", b"FEA1".to_vec(), "a Feather (Arrow) file"),
         ("users.arrows", b"\xff\xff\xff\xff\0\0\0\0".to_vec(), "an Arrow stream"),
+        ("users.npy", b"\x93NUMPY\x01\0".to_vec(), "a NumPy matrix (.npy)"),
+        ("users.npz", b"PK\x03\x04".to_vec(), "a ZIP archive, such as .npz"),
+        ("users.h5", b"\x89HDF\r\n".to_vec(), "an HDF5 file"),
         ("users.zst", b"\x28\xb5\x2f\xfd".to_vec(), "compressed by zstd"),
     ] {
         std::fs::write(job.path(name), bytes).unwrap();
@@ -526,7 +529,7 @@ fn an_input_that_changed_is_not_scored() {
 }
 
 #[test]
-fn an_input_that_is_replaced_after_the_job_was_begun_is_not_scored() {
+fn an_input_replaced_after_the_start_is_not_scored() {
     let job = Job::new(2, 200);
     let changed = std::fs::read_to_string(&job.inputs[1]).unwrap().replace("0.25", "0.75");
     let mut command = sterling();

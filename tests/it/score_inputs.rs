@@ -72,9 +72,9 @@ impl Shop {
     fn score(&self, task: Task, request: &str, input: PathBuf) -> sterling::error::Result<Scored> {
         let questions = Questions::parse(task, request)?;
         let (model, digest, request) = ("m".into(), "d".into(), questions.canonical());
-        let asked = JobSettings { task, model, version: 1, digest, request };
+        let requested = JobSettings { task, model, version: 1, digest, request };
         let out = tempfile::tempdir().unwrap();
-        let job = JobFolder::open(out.path(), asked, vec![input])?;
+        let job = JobFolder::open(out.path(), requested, vec![input])?;
         let counts = Scorer::new(self.view.clone(), questions, 2)?.score(&job, 0, &|_| ())?;
         let problems = std::fs::read_to_string(job.problems(0)).unwrap_or_default();
         let problems = problems.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -320,7 +320,7 @@ fn files_with_other_columns_are_rejected() {
         ),
         (Task::Retrieve, vec![id(), ("size", numbers()), ("size", numbers())], "column `size`: it occurs twice"),
         (Task::Retrieve, vec![id(), ("size", numbers()), ("vector", numbers())], "beside `vector`"),
-        (Task::Retrieve, vec![id(), ("filter", texts())], "no column of a feature (installed, section, size)"),
+        (Task::Retrieve, vec![id(), ("filter", texts())], "nor a column of a feature: installed, section, size"),
         (Task::Retrieve, vec![id(), ("size", numbers()), ("items", numbers())], "column `items`: no such field"),
         (Task::Rank, vec![id(), ("size", numbers())], "column `items` is missing"),
         (Task::Rank, vec![id(), ("size", numbers()), ("filter", texts())], "column `filter`: no such field"),

@@ -9,16 +9,16 @@ use sterling::error::{Error, Kind, Result};
 use sterling::graph::tower::Threads;
 use sterling::index::ivf::Rescore;
 use sterling::items::shard_of;
-use sterling::publish::{Output, Plan};
+use sterling::publish::{Output, Plan, Source};
 use sterling::request::{Answer, Content, Embed, Rank, Ranked, Request, Retrieve, Select, User};
-use sterling::server::gather::{ShardAnswer, Sharded, embed, rank, retrieve};
+use sterling::server::gather::{Gathered, ShardAnswer, Sharded, embed, rank, retrieve};
 use sterling::serving::pass::{self, Cpu};
 use sterling::serving::view::View;
 use sterling::snapshot::{self, Manifest, Placement, SHARDS_FILE, Snapshot, Store, shard_folder};
 use sterling::units::ItemId;
 
 use crate::packages::{Made, view};
-use crate::support::{Server, ids, put, run, vectors};
+use crate::support::{Server, ids, put, root, run, vectors};
 use crate::{contract, queries};
 
 /// An item of an answer, as bits.
@@ -120,13 +120,13 @@ fn rows(ranked: &Ranked) -> Vec<Row> {
 /// Returns the merged answer of shards, with two rounds and with reranking in the first; and the number of repeated requests in
 /// two rounds.
 fn gathered(views: &[Arc<View>], request: &Retrieve) -> (Vec<Row>, usize) {
-    let (found, _) = in_rounds(InProcess::new(views), request);
-    let (in_two, again) = in_rounds(InProcess::new(views).without_ahead(), request);
+    let (found, _) = search_in_rounds(InProcess::new(views), request);
+    let (in_two, again) = search_in_rounds(InProcess::new(views).without_ahead(), request);
     assert_eq!(found, in_two);
     (found, again)
 }
 
-fn in_rounds(shards: InProcess<'_>, request: &Retrieve) -> (Vec<Row>, usize) {
+fn search_in_rounds(shards: InProcess<'_>, request: &Retrieve) -> (Vec<Row>, usize) {
     let gathered = wait(retrieve(&shards, request.clone(), 1.0)).unwrap();
     assert!(gathered.missing.is_empty() && gathered.coverage == 1.0);
     (rows(&gathered.ranked()), gathered.again)
@@ -185,7 +185,7 @@ pub fn catalogue(folder: &Path, rescore: Rescore) -> Plan {
 }
 
 #[test]
-fn shards_answer_as_the_whole_bit_for_bit() {
+fn shards_answer_like_the_complete_version_bit_for_bit() {
     for (rescore, counts) in [(Rescore::F16, &[1, 2, 5][..]), (Rescore::None, &[3])] {
         let store = tempfile::tempdir().unwrap();
         let what = catalogue(store.path(), rescore);
@@ -316,7 +316,7 @@ fn shards_rerank_early_and_are_queried_once_if_that_suffices() {
                           "constants": {"weight": weight}});
         check(&of_all, &views, std::slice::from_ref(&body));
         let shards = InProcess::new(&views);
-        in_rounds(shards, &read(&body)).1
+        search_in_rounds(shards, &read(&body)).1
     };
     // By the order in which candidates are found, by ids alone, and all of them.
     assert_eq!([(1.0, 20), (0.0, 20), (1.0, 400), (-1.0, 400)].map(|(weight, k)| asked(weight, k)), [0; 4]);
@@ -436,6 +436,67 @@ fn named_items_are_ranked_on_their_shards() {
     assert_eq!(wait(embed(&shards, request)).unwrap_err().kind(), Kind::Unavailable);
 }
 
+/// Loads a version of the zoo's model `dcn`, and makes the scores of some items NaN: the model reads the price's logarithm.
+fn view_without_scores(folder: &Path, is_spoilt: &dyn Fn(ItemId) -> bool) -> Arc<View> {
+    let published = view(folder);
+    let mut snapshot = Snapshot::load(folder, &Placement::whole()).unwrap();
+    let (_, price) = snapshot.numbers.iter_mut().find(|(name, _)| name == "price").unwrap();
+    let spoilt = published.filled_slots().filter(|slot| is_spoilt(published.id(*slot)));
+    spoilt.for_each(|slot| price[slot.index()] = -1.0);
+    Arc::new(View::new(Arc::new(snapshot)))
+}
+
+#[test]
+fn shard_without_any_score_omits_its_candidates_as_one_server_does() {
+    let store = tempfile::tempdir().unwrap();
+    let package = root().join("models/dcn");
+    let source = Source::Package { items: Some(package.join("items.jsonl")), folder: package, vectors: None };
+    let what = Plan::new(source);
+    let version = put(store.path(), &what).unwrap();
+    let of_all = Store::new(store.path()).folder("dcn", version);
+    let cut = put(store.path(), &Plan { output: Output::shards(3), ..what }).unwrap();
+    let of_shards = Store::new(store.path()).folder("dcn", cut);
+    let user = json!({"history": [1, 2, 3], "segment": "s1"});
+    let held: Vec<ItemId> = view(&of_all).filled_slots().take(60).map(|slot| view(&of_all).id(slot)).collect();
+    for spoilt in [1..2, 0..3] {
+        let is_spoilt = |id: ItemId| spoilt.contains(&shard_of(id, 3));
+        let whole = view_without_scores(&of_all, &is_spoilt);
+        let views = [0, 1, 2].map(|shard| view_without_scores(&shard_folder(&of_shards, shard), &is_spoilt));
+        for (k, candidates) in [(1, 400), (20, 25), (400, 400)] {
+            let request = read(&json!({"features": user, "k": k, "candidates": candidates, "exact": true}));
+            let ranking = Rank { user: request.user.clone(), items: held.clone(), reading: request.reading.clone() };
+            let expected = try_ask(&whole, Request::Retrieve(request.clone()));
+            let in_two = wait(retrieve(&InProcess::new(&views).without_ahead(), request.clone(), 1.0));
+            agree(&expected, in_two);
+            agree(&expected, wait(retrieve(&InProcess::new(&views), request, 1.0)));
+            let expected = try_ask(&whole, Request::Rank(ranking.clone()));
+            agree(&expected, wait(rank(&InProcess::new(&views), ranking, 1.0)));
+            assert_eq!(expected.is_err(), spoilt.len() == 3);
+        }
+    }
+}
+
+/// Checks that the answer of shards is that of one server, or the same error.
+fn agree(expected: &Result<Answer>, found: Result<Gathered<()>>) {
+    match expected {
+        Ok(expected) => {
+            let found = found.unwrap();
+            assert!(found.missing.is_empty() && found.coverage == 1.0);
+            let Content::Items(ranked) = &expected.content else { panic!("{expected:?}") };
+            let found = found.ranked();
+            assert!(!ranked.ids.is_empty() && found.ids == ranked.ids, "{:?} {:?}", found.ids, ranked.ids);
+            // Products over other numbers of candidates are rounded differently.
+            let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-5 * b.abs();
+            assert!(found.scores.iter().zip(&ranked.scores).all(near));
+        }
+        Err(expected) => {
+            let error = found.unwrap_err();
+            assert_eq!((expected.kind(), error.kind()), (Kind::Internal, Kind::Internal));
+            assert!(error.to_string().contains("`logits` holds NaN for all candidates"), "{error}");
+        }
+    }
+}
+
 #[test]
 fn without_lost_shards_the_others_answer_as_if_there_were_no_more() {
     let store = tempfile::tempdir().unwrap();
@@ -497,8 +558,8 @@ fn sharded_versions_are_complete_or_rejected() {
     let mut wrong = shards.clone();
     wrong.shards[1].digest = "0123456789abcdef".into();
     wrong.write(&folder).unwrap();
-    let said = load(1).unwrap_err().to_string();
-    assert!(said.contains("shards.json") && said.contains("0123456789abcdef"), "{said}");
+    let reported = load(1).unwrap_err().to_string();
+    assert!(reported.contains("shards.json") && reported.contains("0123456789abcdef"), "{reported}");
     assert!(load(0).is_ok());
     std::fs::remove_file(folder.join(SHARDS_FILE)).unwrap();
     assert!(load(0).unwrap_err().to_string().contains("shards.json"));
@@ -524,10 +585,13 @@ fn a_server_of_a_shard_is_an_ordinary_one() {
     let items = folder.path().join("items.jsonl");
     std::fs::write(&items, lines(500)).unwrap();
     let (items, store_text) = (items.to_str().unwrap(), store.to_str().unwrap());
-    let (code, said, log) =
+    let (code, reported, log) =
         run(&["publish", "--name", "shop", "--items", items, "--store", store_text, "--shards", "2"]);
     assert_eq!(code, 0, "{log}");
-    assert!(said.contains("shop version 1: 500 items in 2 shards, digest ") && said.contains("shard 1: "), "{said}");
+    assert!(
+        reported.contains("shop version 1: 500 items in 2 shards, digest ") && reported.contains("shard 1: "),
+        "{reported}"
+    );
     let (code, listed, _) = run(&["inspect", store_text]);
     assert!(code == 0 && listed.contains("shop version 1: 500 items in 2 shards"), "{listed}");
     let updates = folder.path().join("updates");

@@ -118,8 +118,8 @@ impl Catalogue {
 
     /// Runs all steps after embedding.
     fn finish(&self, store: &str, more: &[&str]) -> BTreeMap<String, Checksum> {
-        for said in [self.step("train", &[]), self.step("assign", &[]), self.assemble(store, more)] {
-            assert_eq!(said.0, 0, "{}", said.2);
+        for reported in [self.step("train", &[]), self.step("assign", &[]), self.assemble(store, more)] {
+            assert_eq!(reported.0, 0, "{}", reported.2);
         }
         self.files(store)
     }
@@ -173,11 +173,11 @@ fn any_number_of_parts_publishes_the_same_version() {
         let catalogue = Catalogue::lines(files);
         for (store, more) in [("whole", &[][..]), ("cut", &["--shards", "3"])] {
             let expected = catalogue.publish(store, more);
-            let (code, said, log) = catalogue.embed(&[]);
+            let (code, reported, log) = catalogue.embed(&[]);
             assert_eq!(code, 0, "{log}");
             assert!(
-                said.starts_with(&format!("{} files embedded", if more.is_empty() { files.len() } else { 0 })),
-                "{said}"
+                reported.starts_with(&format!("{} files embedded", if more.is_empty() { files.len() } else { 0 })),
+                "{reported}"
             );
             assert_eq!(catalogue.finish(&format!("{store}-parts"), more), expected, "{files:?}");
         }
@@ -287,9 +287,9 @@ fn concurrent_and_killed_workers_produce_the_same_version() {
         for worker in workers {
             let output = worker.wait_with_output().unwrap();
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-            let said = String::from_utf8(output.stdout).unwrap();
-            assert_eq!(said.matches("\"done\":true").count(), 5, "{said}");
-            made += said.matches("\"items\":1500").count();
+            let reported = String::from_utf8(output.stdout).unwrap();
+            assert_eq!(reported.matches("\"done\":true").count(), 5, "{reported}");
+            made += reported.matches("\"items\":1500").count();
         }
         assert!(made + done >= 5 && catalogue.pieces(ending).len() == 5, "{made} made, {done} before");
         if step == "embed" {
@@ -330,8 +330,8 @@ fn killed_while_it_writes(catalogue: &Catalogue, (step, more): (&str, &[&str]), 
     was_running
 }
 
-fn refused(said: (i32, String, String), what: &str) {
-    assert!(said.0 == 2 && said.2.contains(what), "expected {what}: {said:?}");
+fn refused(reported: (i32, String, String), what: &str) {
+    assert!(reported.0 == 2 && reported.2.contains(what), "expected {what}: {reported:?}");
 }
 
 #[test]
@@ -342,9 +342,9 @@ fn steps_out_of_order_and_missing_parts_are_rejected() {
     refused(catalogue.assemble("store", &[]), "no job was started in this folder");
     assert_eq!(catalogue.embed(&["--unit", "1"]).1.trim(), "1 files embedded, 40 items; 0 were done before");
     refused(catalogue.embed(&["--unit", "3"]), "unit 3: expected the number of a file, 0 to 2");
-    for said in [catalogue.step("train", &[]), catalogue.step("assign", &[]), catalogue.assemble("store", &[])] {
-        assert!(said.2.contains("0.jsonl") && said.2.contains("2.jsonl"), "{said:?}");
-        refused(said, "2 of 3 units are not embedded: 0 (");
+    for reported in [catalogue.step("train", &[]), catalogue.step("assign", &[]), catalogue.assemble("store", &[])] {
+        assert!(reported.2.contains("0.jsonl") && reported.2.contains("2.jsonl"), "{reported:?}");
+        refused(reported, "2 of 3 units are not embedded: 0 (");
     }
     assert_eq!(catalogue.embed(&[]).1.trim(), "2 files embedded, 80 items; 1 were done before");
     refused(catalogue.step("assign", &[]), "the centroids have not been trained yet");
@@ -385,9 +385,9 @@ fn damage_is_rejected_with_its_file_and_repaired_by_the_same_steps() {
         std::fs::write(&file, &whole[..whole.len() - 1]).unwrap();
         assert_eq!(catalogue.assemble("damaged", &[]).0, 2);
         std::fs::remove_file(&file).unwrap();
-        let said = catalogue.assemble("damaged", &[]);
-        assert!(said.2.contains(&shown(file.parent().unwrap())), "{said:?}");
-        assert_eq!(said.0, 2);
+        let reported = catalogue.assemble("damaged", &[]);
+        assert!(reported.2.contains(&shown(file.parent().unwrap())), "{reported:?}");
+        assert_eq!(reported.0, 2);
         std::fs::write(&file, &whole).unwrap();
     }
     // Damaged vectors are used neither for training nor for assignment.
@@ -411,8 +411,8 @@ fn parts_of_another_publication_are_rejected() {
     assert_eq!(catalogue.embed(&[]).0, 0);
     let other = catalogue.path("other.toml");
     std::fs::write(&other, "[index]\nlists = 3\n").unwrap();
-    refused(catalogue.embed(&["--index", &shown(&other)]), "another job was started in this folder: its recipe is");
-    let begun = |catalogue: &Catalogue, what: &str| refused(catalogue.embed(&[]), what);
+    refused(catalogue.embed(&["--index", &shown(&other)]), "in this folder: the other job's recipe is");
+    let started = |catalogue: &Catalogue, what: &str| refused(catalogue.embed(&[]), what);
     // Another recipe in its own folder, whose parts are copied here.
     let others = Catalogue { folder: tempfile::tempdir().unwrap(), given: catalogue.given.clone() };
     assert_eq!(others.embed(&["--index", &shown(&other)]).0, 0);
@@ -422,25 +422,25 @@ fn parts_of_another_publication_are_rejected() {
     for name in ["note.json", "items.parquet", "vectors.npy"] {
         std::fs::copy(foreign.join(name), part.join(name)).unwrap();
     }
-    begun(&catalogue, "it follows from other files, centroids or queries");
-    refused(catalogue.step("train", &[]), "it follows from other files, centroids or queries");
+    started(&catalogue, "made from other files, centroids or queries");
+    refused(catalogue.step("train", &[]), "made from other files, centroids or queries");
     std::fs::remove_dir_all(&part).unwrap();
     assert_eq!(catalogue.embed(&[]).0, 0);
     assert_eq!(catalogue.step("train", &[]).0, 0);
     for name in ["note.json", "centroids.npy"] {
         std::fs::copy(others.path("parts/trained").join(name), catalogue.path("parts/trained").join(name)).unwrap();
     }
-    refused(catalogue.step("assign", &[]), "it follows from other files, centroids or queries");
+    refused(catalogue.step("assign", &[]), "made from other files, centroids or queries");
     // Changed inputs, with the same length or not.
     let lines = text(catalogue.path("items/1.jsonl"));
     catalogue.write("1.jsonl", lines.replacen("\"lang\":\"en\"", "\"lang\":\"xx\"", 1));
     std::fs::remove_dir_all(&catalogue.pieces("")[1]).unwrap();
     refused(catalogue.embed(&["--unit", "1"]), "1.jsonl had");
     catalogue.write("1.jsonl", format!("{lines}\n\n"));
-    begun(&catalogue, "1.jsonl, in bytes,");
+    started(&catalogue, "1.jsonl, in bytes,");
     catalogue.write("1.jsonl", &lines);
     catalogue.write("2.jsonl", line(5000));
-    begun(&catalogue, "its number of inputs is 2, this job's is 3");
+    started(&catalogue, "the other job's number of inputs is 2, this job's is 3");
 }
 
 #[test]
@@ -456,8 +456,8 @@ fn changed_packages_are_rejected() {
     assert_eq!(catalogue.step("assign", &[]).0, 0);
     let model = package.path().join("model.toml");
     std::fs::write(&model, format!("{}\n# changed\n", text(&model))).unwrap();
-    refused(catalogue.assemble("store", &[]), "its package, by the checksum of its files, is");
-    refused(catalogue.embed(&[]), "its package, by the checksum of its files, is");
+    refused(catalogue.assemble("store", &[]), "the other job's package, by the checksum of its files, is");
+    refused(catalogue.embed(&[]), "the other job's package, by the checksum of its files, is");
 }
 
 #[test]
@@ -475,9 +475,9 @@ fn bad_items_are_rejected_with_their_file() {
     for (content, expected) in cases {
         let catalogue = Catalogue::lines(&[20]);
         catalogue.write("1.jsonl", content);
-        let said = catalogue.embed(&[]);
-        assert!(said.2.contains("1.jsonl"), "{said:?}");
-        refused(said, expected);
+        let reported = catalogue.embed(&[]);
+        assert!(reported.2.contains("1.jsonl"), "{reported:?}");
+        refused(reported, expected);
         assert_eq!(catalogue.pieces("").len(), 1, "the other file is done");
         assert!(entries(&catalogue.path("parts")) == 2, "nothing half is left");
     }
@@ -486,26 +486,27 @@ fn bad_items_are_rejected_with_their_file() {
         (line(3).replace("\"late\":null", "\"late\":7"), "id 51 occurs at items 4 and 21"),
         (
             json!({"id": 900, "embedding": [0, 1, 2, 3, 4, 5], "attributes": {"year": "long ago"}}).to_string(),
-            "1.jsonl: row 1: column `year`: got texts, expected integers as before",
+            "1.jsonl: row 1: column `year`: got texts, expected integers as in earlier items",
         ),
         (json!({"id": 900, "embedding": [0, 1]}).to_string(), "1.jsonl, expected vectors of 6 numbers as in "),
     ] {
         let catalogue = Catalogue::lines(&[20]);
         catalogue.write("1.jsonl", content);
         assert_eq!(catalogue.embed(&[]).0, 0);
-        let mut said = catalogue.step("train", &[]);
-        if said.0 == 0 {
+        let mut reported = catalogue.step("train", &[]);
+        if reported.0 == 0 {
             assert_eq!(catalogue.step("assign", &[]).0, 0);
-            said = catalogue.assemble("store", &[]);
+            reported = catalogue.assemble("store", &[]);
         }
-        refused(said, expected);
+        refused(reported, expected);
     }
     // All files are empty.
     let catalogue = Catalogue::lines(&[0, 0]);
     assert_eq!(catalogue.embed(&[]).0, 0);
     refused(catalogue.step("train", &[]), "no rows, expected at least one");
     // Vectors for fewer or more items than there are.
-    for (rows, expected) in [(19, "rows 11 to 20 of 19"), (21, "21 vectors, expected one for each of the 20 items of")]
+    for (rows, expected) in
+        [(19, "rows 11 to 20 are outside of the 19 rows"), (21, "21 vectors, expected one for each of the 20 items of")]
     {
         let catalogue = Catalogue::new(&["--name", "m"]).with("--vectors", "v.npy");
         matrix(&catalogue.path("v.npy"), rows);
@@ -529,7 +530,7 @@ fn vectors_stay_with_their_items() {
     let lines = text(catalogue.path("items/a.jsonl"));
     catalogue.write("a.jsonl", lines.replacen("{\"id\": 11}\n", "          \n", 1));
     assert_eq!(catalogue.embed(&["--unit", "1"]).0, 0);
-    refused(catalogue.step("train", &[]), "10 items precede those of");
+    refused(catalogue.step("train", &[]), "10 items precede ");
     catalogue.write("a.jsonl", &lines);
     std::fs::remove_dir_all(&catalogue.pieces("")[1]).unwrap();
     assert_eq!(catalogue.embed(&[]).0, 0);
@@ -538,7 +539,7 @@ fn vectors_stay_with_their_items() {
     std::fs::remove_dir_all(&catalogue.pieces("")[1]).unwrap();
     std::thread::sleep(Duration::from_millis(20));
     matrix(&catalogue.path("v.npy"), 30);
-    refused(catalogue.embed(&[]), "its file of vectors is");
+    refused(catalogue.embed(&[]), "the other job's file of vectors is");
 }
 
 /// A package whose item tower reads a number and a vector of each item, with an operator that programs do not support.
@@ -614,13 +615,13 @@ fn towers_see_the_same_inputs_in_parts() {
         catalogue.write("a.jsonl", lines(0..20, &|id| json!(id as f64 / 7.0)));
         catalogue.write("b.jsonl", line);
         assert_eq!(catalogue.embed(&[]).0, 0);
-        let mut said = catalogue.step("train", &[]);
-        if said.0 == 0 {
+        let mut reported = catalogue.step("train", &[]);
+        if reported.0 == 0 {
             assert_eq!(catalogue.step("assign", &[]).0, 0);
-            said = catalogue.assemble("store", &[]);
+            reported = catalogue.assemble("store", &[]);
         }
-        assert!(said.2.contains("b.jsonl"), "{said:?}");
-        refused(said, expected);
+        assert!(reported.2.contains("b.jsonl"), "{reported:?}");
+        refused(reported, expected);
     }
     // A column that no file has.
     let catalogue = Catalogue::new(&[&shown(&package.path(""))]);
@@ -641,10 +642,10 @@ fn item_side_tensors_equal_those_of_an_undivided_publication() {
     assert_eq!(catalogue.embed(&[]).0, 0);
     assert_eq!(catalogue.finish("parts-store", &["--shards", "2"]), expected);
     assert!(expected.keys().any(|name| name.ends_with("vectors.safetensors")), "{expected:?}");
-    let kept = catalogue.pieces("")[2].join("kept.bin");
-    let mut bytes = std::fs::read(&kept).unwrap();
+    let retained = catalogue.pieces("")[2].join("kept.bin");
+    let mut bytes = std::fs::read(&retained).unwrap();
     bytes[3] ^= 1;
-    std::fs::write(&kept, bytes).unwrap();
+    std::fs::write(&retained, bytes).unwrap();
     refused(catalogue.assemble("store", &[]), "kept.bin");
 }
 
@@ -659,8 +660,8 @@ struct Sharded {
 impl Catalogue {
     /// Runs the steps before shards are written.
     fn assigned(&self) {
-        for said in [self.embed(&[]), self.step("train", &[]), self.step("assign", &[])] {
-            assert_eq!(said.0, 0, "{}", said.2);
+        for reported in [self.embed(&[]), self.step("train", &[]), self.step("assign", &[])] {
+            assert_eq!(reported.0, 0, "{}", reported.2);
         }
     }
 
@@ -693,8 +694,8 @@ impl Catalogue {
     /// Publishes shards that are already written.
     fn named(&self, shards: &str, more: &[&str]) -> Sharded {
         let store = format!("cut-{shards}");
-        let said = self.assemble(&store, &[&["--shards", shards], more].concat());
-        assert_eq!(said.0, 0, "{}", said.2);
+        let reported = self.assemble(&store, &[&["--shards", shards], more].concat());
+        assert_eq!(reported.0, 0, "{}", reported.2);
         self.sharded(&store)
     }
 
@@ -721,13 +722,16 @@ fn shards_written_separately_equal_those_written_together() {
             let expected = catalogue.published(shards, &[]);
             assert_eq!(expected.manifests.len(), order.len());
             for unit in order {
-                let (code, said, log) = catalogue.step("cut", &["--shards", shards, "--unit", unit]);
+                let (code, reported, log) = catalogue.step("cut", &["--shards", shards, "--unit", unit]);
                 assert_eq!(code, 0, "{log}");
-                assert!(said.starts_with("1 shards cut, ") && said.ends_with("; 0 were done before\n"), "{said}");
+                assert!(
+                    reported.starts_with("1 shards cut, ") && reported.ends_with("; 0 were done before\n"),
+                    "{reported}"
+                );
             }
             assert_eq!(catalogue.named(shards, &[]), expected, "{files:?} {recipe} in {shards}");
-            let said = catalogue.step("cut", &["--shards", shards]).1;
-            assert_eq!(said.trim(), format!("0 shards cut, 0 items; {shards} were done before"));
+            let reported = catalogue.step("cut", &["--shards", shards]).1;
+            assert_eq!(reported.trim(), format!("0 shards cut, 0 items; {shards} were done before"));
         }
     }
 }
@@ -762,7 +766,7 @@ fn shards_of_packages_and_queries_equal_those_written_together() {
     let more = ["--queries", &queries];
     assert_eq!(catalogue.step("cut", &[&["--shards", "2", "--memory", "110MiB"], &more[..]].concat()).0, 0);
     let refused_without = catalogue.assemble("none", &["--shards", "2"]);
-    refused(refused_without, "shard-0-of-2: it follows from other files, centroids or queries");
+    refused(refused_without, "shard-0-of-2: made from other files, centroids or queries");
     let more = [&more[..], &["--position", "7,9"]].concat();
     let expected = catalogue.published("2", &more);
     assert_eq!(expected.manifests.iter().map(|manifest| manifest.position).collect::<Vec<_>>(), [7, 9]);
@@ -791,8 +795,8 @@ fn shards_written_by_duplicate_and_killed_workers_equal_those_of_one() {
     for worker in workers {
         let output = worker.wait_with_output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let said = String::from_utf8(output.stdout).unwrap();
-        assert_eq!(said.matches("\"done\":true").count(), 3, "{said}");
+        let reported = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(reported.matches("\"done\":true").count(), 3, "{reported}");
     }
     assert_eq!(catalogue.named("3", &[]), expected);
     let names = std::fs::read_dir(catalogue.path("parts")).unwrap().map(|e| e.unwrap().file_name());
@@ -853,8 +857,8 @@ fn missing_damaged_and_foreign_shards_are_rejected() {
         std::fs::create_dir_all(catalogue.shard(2, 3)).unwrap();
         std::fs::copy(&file, catalogue.shard(2, 3).join(file.file_name().unwrap())).unwrap();
     }
-    refused(assemble(), "shard-2-of-3: it follows from other files, centroids or queries");
-    refused(cut(&[]), "shard-2-of-3: it follows from other files, centroids or queries");
+    refused(assemble(), "shard-2-of-3: made from other files, centroids or queries");
+    refused(cut(&[]), "shard-2-of-3: made from other files, centroids or queries");
     std::fs::remove_dir_all(catalogue.shard(2, 3)).unwrap();
     refused(assemble(), "1 of 3 shards do not exist yet: 2");
     std::fs::rename(catalogue.path("aside"), catalogue.shard(2, 3)).unwrap();

@@ -365,11 +365,11 @@ fn publishers_side_by_side_get_a_version_each() {
         let publishers: Vec<_> = (0..3).map(start).collect();
         for publisher in publishers {
             let output = publisher.wait_with_output().unwrap();
-            let said = String::from_utf8(output.stdout).unwrap();
-            assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+            let reported = String::from_utf8(output.stdout).unwrap();
+            assert!(output.status.success(), "{reported}{}", String::from_utf8_lossy(&output.stderr));
             let version =
-                said.split("version ").nth(1).and_then(|t| t.split([' ', ':', ',']).next()?.trim().parse().ok());
-            assert!(published.insert(version.unwrap_or_else(|| panic!("{said}"))), "given twice: {said}");
+                reported.split("version ").nth(1).and_then(|t| t.split([' ', ':', ',']).next()?.trim().parse().ok());
+            assert!(published.insert(version.unwrap_or_else(|| panic!("{reported}"))), "given twice: {reported}");
         }
     }
     assert_eq!(whole(&store), published);
@@ -399,8 +399,8 @@ fn a_publication_killed_at_any_moment_leaves_the_old_or_the_new_version() {
         before = after;
     }
     assert!(killed > 0, "none was killed in time");
-    let (code, said, wrong) = run(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
-    assert_eq!(code, 0, "{said}{wrong}");
+    let (code, reported, wrong) = run(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(code, 0, "{reported}{wrong}");
     assert_eq!(whole(&store).len(), before.len() + 1);
     assert_eq!(leftovers(&store), [""; 0]);
 }

@@ -204,12 +204,12 @@ fn malformed_jagged_input_is_rejected_by_name() {
     // Keys, number of values, lengths, part of the message.
     let lengths: [(&[&str], usize, &[i64], &str); 12] = [
         (&["a"], 3, &[2], "add up to 2, expected the 3 values"),
-        (&["a"], 1, &[2], "beyond the 1 values at length 0 (2)"),
-        (&["a"], 3, &[4, -1], "beyond the 3 values at length 0 (4)"),
+        (&["a"], 1, &[2], "length 0 is 2, which exceeds the rest of 1 values"),
+        (&["a"], 3, &[4, -1], "length 0 is 4, which exceeds the rest of 3 values"),
         (&["a"], 3, &[3, -1, 1], "length 1 is -1, expected 0 or more"),
         (&["a"], 0, &[i64::MIN], "expected 0 or more"),
-        (&["a"], 2, &[1, long], "beyond the 2 values at length 1"),
-        (&["a"], 2, &[long, long, 4], "beyond the 2 values at length 0"),
+        (&["a"], 2, &[1, long], "length 1 is 9223372036854775807, which exceeds the rest of 2 values"),
+        (&["a"], 2, &[long, long, 4], "length 0 is 9223372036854775807, which exceeds"),
         (&["a"], 1, &[], "add up to 0, expected the 1 values"),
         (&["a", "b"], 3, &[1, 1, 1], "multiple of the 2 keys"),
         (&["a", "a"], 2, &[1, 1], "`a` occurs twice"),
@@ -263,7 +263,7 @@ fn malformed_jagged_input_is_rejected_by_name() {
 }
 
 #[test]
-fn every_fate_of_unseen_ids_is_kept_and_counted() {
+fn every_policy_for_unseen_ids_is_applied_and_counted() {
     let values: Vec<f32> = (1..=5).map(|x| x as f32).collect();
     let ids = vec![0, -1, 5, i64::MAX, i64::MIN, 4];
     let kjt = KeyedJaggedTensor::from_lengths(["f"], ids.clone(), &[6], None).unwrap();

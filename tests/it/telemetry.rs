@@ -25,7 +25,7 @@ fn slow_calls_are_reported_with_their_steps() {
     let plain = server.ask(path, json!({"vector": [1, 0]}));
     assert!(plain.get("explain").is_none(), "it was not requested");
     assert_eq!(server.post(path, json!({"vector": [1]})).0, 400);
-    let asked = server.ask(path, json!({"vector": [1, 0], "explain": true, "filter": ""}));
+    let requested = server.ask(path, json!({"vector": [1, 0], "explain": true, "filter": ""}));
     server.ask(path, json!({"requests": [{"vector": [1, 0]}, {"vector": [0, 1]}]}));
     server.ask("/v1/models/vectors:rank", json!({"vector": [1, 0], "items": [1, 2]}));
     for _ in 0..100 {
@@ -45,7 +45,7 @@ fn slow_calls_are_reported_with_their_steps() {
     assert_eq!(reported.len(), 2);
     for call in reported {
         assert_eq!((&call["model"], &call["version"], &call["requests"]), (&json!("vectors"), &json!(1), &json!(1)));
-        assert_eq!(call["explain"]["returned"], asked["explain"]["returned"]);
+        assert_eq!(call["explain"]["returned"], requested["explain"]["returned"]);
         assert!(call["engine_ms"].as_f64().unwrap() <= call["ms"].as_f64().unwrap());
         assert!(call["time"].as_str().unwrap().ends_with('Z') && call["id"].as_str().unwrap().len() == 16);
     }

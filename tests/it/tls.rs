@@ -223,7 +223,7 @@ fn invalid_certificates_end_the_start() {
         (format!("certificate = {certificate:?}"), "tls.certificate: set without `tls.key`"),
         (format!("key = {key:?}"), "tls.key: set without `tls.certificate`"),
         (format!("client_ca = {certificate:?}"), "tls.client_ca: set without"),
-        (format!("certificate = {:?}\nkey = {key:?}", path("empty")), "tls.certificate: no certificate"),
+        (format!("certificate = {:?}\nkey = {key:?}", path("empty")), "tls.certificate: the file has no certificate"),
         (format!("certificate = {certificate:?}\nkey = {certificate:?}"), "tls.key"),
         (format!("certificate = {certificate:?}\nkey = {:?}", golden("server-2.key")), "tls.certificate"),
         (format!("certificate = {:?}\nkey = {key:?}", path("none")), "none"),
@@ -358,7 +358,7 @@ fn routers_ask_servers_by_tls_and_know_them_by_their_authority() {
         (format!("certificate = {certificate:?}\nkey = {key:?}"), "set without `tls.ca`"),
         (format!("{ca}\ncertificate = {certificate:?}"), "set without `tls.key`"),
         (format!("{ca}\ncertificate = {certificate:?}\nkey = {key:?}"), "tls.certificate"),
-        (format!("ca = {key:?}"), "no certificate in it"),
+        (format!("ca = {key:?}"), "the file has no certificate"),
     ] {
         std::fs::write(&wrong, format!("[route]\nservers = [\"localhost:1\"]\n[route.tls]\n{options}\n")).unwrap();
         let (code, _, error) = run(&["route", "--listen", "127.0.0.1:0", "--config", wrong.to_str().unwrap()]);

@@ -156,34 +156,34 @@ fn a_share_of_the_keys_is_the_canarys_and_stays_so() {
 fn keys_lie_where_the_setting_says() {
     let store = two_versions();
     let server = here(store.path());
-    let asked = |headers: &[(&str, &str)], n: usize| {
+    let requested = |headers: &[(&str, &str)], n: usize| {
         let body = json!({"vector": [1, n], "k": 1}).to_string();
         server.send("POST", &format!("{MODEL}:retrieve"), headers, &body).into_body()["version"].as_u64().unwrap()
     };
     let several = |ask: &dyn Fn(usize) -> u64| (0..60).map(ask).filter(|version| *version == 2).count();
     // Without a header the user's vector is the key; a list of requests has none.
     set(&server, &json!({"canary": {"version": 2, "share": 0.5}}));
-    assert!((5..=55).contains(&several(&|n| asked(&[], n))));
-    assert!((0..20).all(|n| asked(&[], n) == asked(&[], n)));
+    assert!((5..=55).contains(&several(&|n| requested(&[], n))));
+    assert!((0..20).all(|n| requested(&[], n) == requested(&[], n)));
     let list = |n: usize| json!({"requests": [{"vector": [1, n]}]}).to_string();
     let listed = |n: usize| server.ask(&format!("{MODEL}:retrieve"), list(n))["version"].as_u64().unwrap();
     assert_eq!(several(&listed), 0);
     set(&server, &json!({"canary": {"version": 2, "share": 0.5, "sticky": "header:X-User"}}));
     let users: Vec<String> = (0..60).map(|n| format!("u{n}")).collect();
-    assert!((5..=55).contains(&several(&|n| asked(&[("X-USER", &users[n])], 1))));
-    assert!((0..20).all(|n| asked(&[("x-user", &users[n])], n) == asked(&[("x-user", &users[n])], n + 1)));
+    assert!((5..=55).contains(&several(&|n| requested(&[("X-USER", &users[n])], 1))));
+    assert!((0..20).all(|n| requested(&[("x-user", &users[n])], n) == requested(&[("x-user", &users[n])], n + 1)));
     // By request: each one is assigned independently.
     set(&server, &json!({"canary": {"version": 2, "share": 0.5, "sticky": "request"}}));
-    assert!((5..=55).contains(&several(&|_| asked(&[("x-sterling-sticky", "one")], 1))));
+    assert!((5..=55).contains(&several(&|_| requested(&[("x-sterling-sticky", "one")], 1))));
     assert!((5..=55).contains(&several(&listed)));
 }
 
 /// Sends requests until the canary is rolled back, and returns the reason.
 fn until_rolled_back(server: &Server, mut ask: impl FnMut(usize)) -> Value {
-    let mut asked = 0;
+    let mut requested = 0;
     let setting = eventually("no roll-back", 120, || {
-        (0..20).for_each(|n| ask(asked + n));
-        asked += 20;
+        (0..20).for_each(|n| ask(requested + n));
+        requested += 20;
         let setting = server.get_json(TRAFFIC)["canary"]["setting"].clone();
         setting["stopped"].is_object().then_some(setting)
     });
@@ -234,7 +234,7 @@ fn a_canary_that_is_slow_is_rolled_back() {
     // All items are scanned, ten or forty thousand, and up to 5,000 of them are returned.
     let body = |n: usize| json!({"vector": [1, n], "exact": true, "k": 5000});
     let stopped = until_rolled_back(&server, |n| drop(server.ask(&format!("{MODEL}:retrieve"), body(n))));
-    assert!(stopped["reason"].as_str().unwrap().contains("ms and more against"), "{stopped}");
+    assert!(stopped["reason"].as_str().unwrap().contains("ms on the canary, of at least"), "{stopped}");
 }
 
 #[test]
@@ -329,7 +329,7 @@ fn invalid_traffic_is_rejected_and_changes_nothing() {
             400,
             "window_seconds",
         ),
-        ("PUT", TRAFFIC, "{\"canary\": {\"version\": 1, \"share\": 0.5}}", 409, "version 1 is the one that answers"),
+        ("PUT", TRAFFIC, "{\"canary\": {\"version\": 1, \"share\": 0.5}}", 409, "version 1 is the active version"),
         ("PUT", TRAFFIC, "{\"canary\": {\"version\": 7, \"share\": 0.5}}", 404, "version 7"),
         ("PUT", TRAFFIC, "{\"canary\": {\"label\": \"next\", \"share\": 0.5}}", 404, "label `next`"),
         ("PUT", TRAFFIC, "{\"canary\": {\"label\": \"../x\", \"share\": 0.5}}", 404, "label `../x`"),
@@ -362,7 +362,7 @@ fn invalid_traffic_is_rejected_and_changes_nothing() {
         (&["canary", "vectors", "2", "--share", "0.1", "--sticky", "feature:user"][..], 0, "with 10 % by feature:user"),
         (&["canary", "vectors", "2"], 2, "expected --share"),
         (&["canary", "vectors", "2", "--share", "11"], 2, "canary.share: got 11"),
-        (&["canary", "vectors", "1", "--share", "0.1"], 2, "version 1 is the one that answers"),
+        (&["canary", "vectors", "1", "--share", "0.1"], 2, "version 1 is the active version"),
         (&["canary", "vectors", "9", "--share", "0.1"], 2, "version 9"),
         (&["canary", "vector", "2", "--share", "0.1"], 2, "model `vector` is not in the store; there are: vectors"),
         (&["activate", "vector", "2"], 2, "model `vector` is not in the store; there are: vectors"),

@@ -102,6 +102,7 @@ fn trained_packages_are_published_and_the_report_is_the_last_line() {
     let said = String::from_utf8(piped.stdout).unwrap();
     assert!(piped.status.success(), "{}", String::from_utf8_lossy(&piped.stderr));
     assert!(said.starts_with("published tiny version 1\n"), "{said}");
+    assert!(place.path("store/tiny/1/queries.jsonl").exists());
     let version = files(&place.path("store/tiny/1"));
     let learned = files(&place.path("learned"));
     for name in ["user.onnx", "item.onnx", "tables.safetensors"] {
@@ -118,13 +119,16 @@ fn trained_packages_are_published_and_the_report_is_the_last_line() {
         assert!(!place.path("work").exists(), "{said}");
         assert_eq!(place.path("store/tiny/2").exists(), expected == 2);
     }
-    // The trained package can be published without changes.
+    // The trained package can be published without changes, and requests of its events calibrate the recall.
+    fs::write(place.path("recipe.toml"), "[index]\nlists = 4\n").unwrap();
     let published = Command::new(env!("CARGO_BIN_EXE_sterling"))
         .current_dir(place.folder.path())
-        .args(["publish", "learned", "--store", "store"])
+        .args(["publish", "learned", "--store", "store", "--index", "recipe.toml"])
         .output()
         .unwrap();
     assert!(published.status.success(), "{}", String::from_utf8_lossy(&published.stderr));
+    let said = String::from_utf8(published.stdout).unwrap();
+    assert!(said.contains("recall calibrated by 13 queries: queries.jsonl\n"), "{said}");
     assert!(files(&place.path("store/tiny/3"))["tables.safetensors"] == learned["tables.safetensors"]);
 }
 
@@ -167,7 +171,7 @@ fn killed(kills: u64) {
     let place = TestFolder::new(4000);
     let start = Instant::now();
     assert!(started(&place, "expected").wait().unwrap().success());
-    let whole = start.elapsed();
+    let complete = start.elapsed();
     let expected = files(&place.path("expected"));
     let (mut done, mut run, mut resumed, mut tries) = (0, 0, 0, 0u64);
     while done < kills {
@@ -175,7 +179,7 @@ fn killed(kills: u64) {
         while !place.path(&out).exists() {
             let mut child = started(&place, &out);
             // A pseudo-random moment of the run: 61 is coprime to its 100 parts.
-            let moment = whole.mul_f64(((tries * 61 + 13) % 100) as f64 / 100.0);
+            let moment = complete.mul_f64(((tries * 61 + 13) % 100) as f64 / 100.0);
             tries += 1;
             let started = Instant::now();
             while started.elapsed() < moment && child.try_wait().unwrap().is_none() {

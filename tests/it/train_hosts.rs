@@ -46,7 +46,7 @@ fn killed(kills: u64) {
     let start = Instant::now();
     started(&place, "first", &addresses(2)).into_iter().for_each(|mut child| assert!(child.wait().unwrap().success()));
     assert!(files(&place.path("first")) == expected, "two hosts: other bits");
-    let whole = start.elapsed();
+    let complete = start.elapsed();
     let (mut done, mut run, mut resumed) = (0, 0, 0);
     // Kills may all come before the first checkpoint: then more runs are killed, once each.
     while done < kills || (resumed == 0 && run < RUNS_MAX) {
@@ -57,7 +57,7 @@ fn killed(kills: u64) {
             // Pseudo-random moments and hosts: 61 is coprime to the 100 parts of a run.
             let draw = (done * 61 + 13) % 100;
             let victim = draw as usize % all.len();
-            if done < kills.max(run as u64 + 1) && last.elapsed() >= whole.mul_f64(draw as f64 / 100.0) {
+            if done < kills.max(run as u64 + 1) && last.elapsed() >= complete.mul_f64(draw as f64 / 100.0) {
                 if all[victim].try_wait().unwrap().is_none() {
                     all[victim].kill().unwrap();
                     done += 1;
@@ -66,15 +66,18 @@ fn killed(kills: u64) {
             }
             for (rank, child) in all.iter_mut().enumerate() {
                 let Some(status) = child.try_wait().unwrap().filter(|status| !status.success()) else { continue };
-                let mut said = String::new();
-                child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-                resumed += u64::from(said.contains(RESUMED));
-                if rank == 0 && said.contains("it exists, expected a path that does not exist") {
+                let mut reported = String::new();
+                child.stderr.take().unwrap().read_to_string(&mut reported).unwrap();
+                resumed += u64::from(reported.contains(RESUMED));
+                if rank == 0 && reported.contains("it exists, expected a path that does not exist") {
                     // Host 0 was killed after the end of the run, whose package is complete.
                     break 'run;
                 }
                 // A host is killed, or it names the other one that it lost.
-                assert!(status.code().is_none() || (status.code() == Some(1) && said.contains("host ")), "{said}");
+                assert!(
+                    status.code().is_none() || (status.code() == Some(1) && reported.contains("host ")),
+                    "{reported}"
+                );
                 *child = host(&place, &out, &hosts, rank).spawn().unwrap();
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -82,8 +85,8 @@ fn killed(kills: u64) {
         for mut child in all {
             // One that was killed at the end of the run waits for the others, which have ended.
             let _ = child.kill();
-            let said = child.wait_with_output().unwrap().stderr;
-            resumed += u64::from(String::from_utf8_lossy(&said).contains(RESUMED));
+            let reported = child.wait_with_output().unwrap().stderr;
+            resumed += u64::from(String::from_utf8_lossy(&reported).contains(RESUMED));
         }
         assert!(files(&place.path(&out)) == expected, "{done} kills: other bits");
         run += 1;
@@ -117,14 +120,17 @@ fn a_silent_host_is_lost_and_commands_without_a_rank_are_rejected() {
     let pid = rustix::process::Pid::from_child(&second);
     rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
     let ended = first.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&ended.stderr);
-    assert!(ended.status.code() == Some(1) && said.contains("host 1 (") && said.contains("silent for 1 s"), "{said}");
+    let reported = String::from_utf8_lossy(&ended.stderr);
+    assert!(
+        ended.status.code() == Some(1) && reported.contains("host 1 (") && reported.contains("silent for 1 s"),
+        "{reported}"
+    );
     second.kill().unwrap();
     second.wait().unwrap();
     let ended =
         place.command(&["--out", "out", "--hosts", &hosts]).env_remove("JOB_COMPLETION_INDEX").output().unwrap();
-    let said = String::from_utf8_lossy(&ended.stderr);
-    assert!(ended.status.code() == Some(2) && said.contains("--hosts without --rank"), "{said}");
+    let reported = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.code() == Some(2) && reported.contains("--hosts without --rank"), "{reported}");
 }
 
 #[test]

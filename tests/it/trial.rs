@@ -177,7 +177,7 @@ fn rerankers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
     let sized = |size: &[i64]| integers("size", size);
     let bad: &[&str] = &["overarch.onnx: "];
     vec![
-        ("nothing", Vec::new(), &["overarch.onnx: not a usable ONNX graph: a file without a graph"]),
+        ("nothing", Vec::new(), &["overarch.onnx: not a usable ONNX graph: the file has no graph"]),
         (
             "before opset 7",
             good().bytes_of_opset(Some(6)),
@@ -193,10 +193,10 @@ fn rerankers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
         (
             "circle",
             overarch(&["a = Add(b, item)", "b = Relu(a)", "logits = ReduceSum(b, last)"]).bytes(),
-            &["overarch.onnx: node `make_a` (Add): it reads `b`, which no earlier node computes"],
+            &["overarch.onnx: node `make_a` (Add): reads `b`, which no earlier node computes"],
         ),
         ("long", chain(20_000), &["overarch.onnx: 20001 nodes, expected at most"]),
-        ("deep", chain(5_000), &["(LpNormalization): it follows 2048 others"]),
+        ("deep", chain(5_000), &["(LpNormalization): ends a chain of more than 2048 nodes"]),
         (
             "made twice",
             overarch(&["a = Relu(item)", "a = Neg(item)", "logits = ReduceSum(a, last)"]).bytes(),
@@ -213,12 +213,12 @@ fn rerankers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
         (
             "bomb",
             product(big_tensor(&[1 << 20, 1 << 20])),
-            &["constant `w`: shape [1048576, 1048576], expected at most"],
+            &["constant `w`: got shape [1048576, 1048576], expected at most"],
         ),
-        ("bomb that overflows", product(big_tensor(&[1 << 40, 1 << 40])), &["constant `w`: shape"]),
-        ("negative", product(big_tensor(&[-4, 1])), &["constant `w`: shape [-4, 1]"]),
+        ("bomb that overflows", product(big_tensor(&[1 << 40, 1 << 40])), &["constant `w`: got shape"]),
+        ("negative", product(big_tensor(&[-4, 1])), &["constant `w`: got shape [-4, 1]"]),
         ("short", product(floats("w", &[4, 1], &[1.0; 3])), &["constant `w`: 3 numbers for shape [4, 1], expected 4"]),
-        ("NaN weights", product(floats("w", &[4, 1], &[1.0, f32::NAN, 0.0, 0.0])), &["constant `w`: it holds NaN"]),
+        ("NaN weights", product(floats("w", &[4, 1], &[1.0, f32::NAN, 0.0, 0.0])), &["constant `w`: got NaN"]),
         (
             "infinite weights",
             product(floats("w", &[4, 1], &[1.0, f32::INFINITY, 0.0, 0.0])),
@@ -277,7 +277,10 @@ fn rerankers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
         (
             "candidates that mix",
             foreign(&["n = ReduceSum(unit, last)", "m = ReduceMax(n)", "logits = Sub(n, m)"]).bytes(),
-            &["overarch.onnx: output `logits` of a candidate differs between a run with", "in pieces, and by shards"],
+            &[
+                "overarch.onnx: output `logits` of a candidate differs between a run with",
+                "in batches of any size, and by shards",
+            ],
         ),
         ("width", given(&[query(), value("item", &[0, 0, 5])]), &["overarch.onnx: `item` has shape [?, ?, 5]"]),
         (
@@ -328,14 +331,14 @@ fn rerankers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
             foreign(&["c = ConstantOfShape(size)", "logits = ReduceSum(unit, last)"])
                 .with(&[sized(&[1 << 40])])
                 .bytes(),
-            &["node `make_c` (ConstantOfShape): a size of [1099511627776]"],
+            &["node `make_c` (ConstantOfShape): got a size of [1099511627776]"],
         ),
         (
             "huge Expand",
             foreign(&["c = Expand(item, size)", "logits = ReduceSum(c, last)"])
                 .with(&[sized(&[1 << 20, 1 << 20, 4])])
                 .bytes(),
-            &["node `make_c` (Expand): a size of"],
+            &["node `make_c` (Expand): got a size of"],
         ),
         (
             "huge ConstantOfShape, computed",
@@ -361,12 +364,12 @@ fn rerankers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
                 .and("c = ConstantOfShape(i)")
                 .and("logits = ReduceSum(item, last)")
                 .bytes(),
-            &["node `make_c` (ConstantOfShape): `i` sets a size and comes from the numbers of an input"],
+            &["node `make_c` (ConstantOfShape): `i` sets a size that depends on input values"],
         ),
         (
             "results that follow numbers",
             foreign(&["n = NonZero(unit)", "logits = ReduceSum(item, last)"]).bytes(),
-            &["node `make_n` (NonZero): its results follow the numbers"],
+            &["node `make_n` (NonZero): the size of the results depends on input values"],
         ),
     ]
 }
@@ -393,7 +396,7 @@ fn towers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
         (
             "another width",
             given(&[value("x", &[0, 5])]),
-            &["user.onnx: input `x` has shape [?, 5], and the feature is [?, 3]"],
+            &["user.onnx: input `x` has shape [?, 5], but the feature has shape [?, 3]"],
         ),
         (
             "one row",
@@ -432,7 +435,7 @@ fn towers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
                 .with(&[integers("last", &[1])])
                 .bytes(),
             &[
-                "user.onnx: output `query` holds NaN for a user without features, first in node `make_d` (Div)",
+                "user.onnx: output `query` holds NaN for a user without features, first at node `make_d` (Div)",
                 "clamp(min=1)",
             ],
         ),
@@ -440,7 +443,7 @@ fn towers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
             "an operator that the runtime has wrong",
             user(&["p = MatMul(x, w)", "s = LpNormalization(p)", "query = Sign(s)"]).bytes(),
             &[
-                "user.onnx: node `make_query` (Sign): it makes 1 for 0, expected 0 in `rten`",
+                "user.onnx: node `make_query` (Sign): Sign returns 1 for 0, expected 0 in `rten`",
                 "operator `LpNormalization`",
             ],
         ),
@@ -455,7 +458,7 @@ fn towers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
                 .with(&[floats("large", &[], &[1e12]), integers("n", &[1009])])
                 .bytes(),
             &[
-                "user.onnx: node `make_r` (Mod): `i` has integers from -inf to inf, which it keeps in 32 bits",
+                "user.onnx: node `make_r` (Mod): `i` is an int64 tensor with integers from -inf to inf, which the runtime stores in 32 bits",
                 "operator `LpNormalization`",
             ],
         ),
@@ -467,7 +470,9 @@ fn towers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
                 .attribute("to", 1)
                 .and("query = LpNormalization(g)")
                 .bytes(),
-            &["user.onnx: node `make_h` (Cast): it computes in f32, expected results rounded to half precision"],
+            &[
+                "user.onnx: node `make_h` (Cast): the runtime computes in f32, expected results rounded to half precision",
+            ],
         ),
         (
             "fixed rows",
@@ -601,7 +606,7 @@ fn hung_sandbox_validations_are_killed() {
     );
     let missing = ProcessSandbox { program: "/nowhere".into(), bounds: Bounds::default() };
     let error: Error = SandboxMode::ProcessSandbox(missing).run(&package).unwrap_err();
-    assert!(error.to_string().contains("the process of the sandbox validation"), "{error}");
+    assert!(error.to_string().contains("the sandbox validation process"), "{error}");
 }
 
 #[test]

@@ -7,6 +7,8 @@ use serde_json::{Value, json};
 use sterling::publish::{Plan, Source};
 use sterling::serving::fresh::{Fresh, Put, Update};
 use sterling::serving::view::Attribute;
+use sterling::snapshot::model::Package;
+use sterling::snapshot::sandbox::ColumnCheck;
 use sterling::snapshot::{Placement, Snapshot, Store};
 use sterling::units::ItemId;
 
@@ -120,6 +122,26 @@ fn publishing_such_an_item_names_the_column() {
     let plan = Plan::new(Source::Package { folder: package, items: Some(items), vectors: None });
     let error = put(&folder.path().join("store"), &plan).unwrap_err().to_string();
     assert!(error.contains("column `price` is 0 (a missing value counts as 0)"), "{error}");
+}
+
+#[test]
+fn all_unscorable_items_of_a_call_are_found_together() {
+    let package = Package::open(&root().join("models/dcn")).unwrap();
+    let check = ColumnCheck::of(&package).unwrap().unwrap();
+    let price = check.columns().iter().position(|column| column == "price").unwrap();
+    let of_price = |number: f32| -> Vec<f32> {
+        (0..check.columns().len()).map(|column| if column == price { number } else { 1.0 }).collect()
+    };
+    let numbers = [2.0, 0.0, 7.5, -1.0, f32::NAN, 3.0, f32::INFINITY];
+    let items: Vec<Vec<f32>> = (0..700).map(|n| of_price(numbers[n % numbers.len()])).collect();
+    let found = check.invalid(&package, &items);
+    let alone = |item: &usize| !check.invalid(&package, &items[*item..*item + 1]).is_empty();
+    let expected: Vec<usize> = (0..items.len()).filter(alone).collect();
+    assert!(expected.len() > 200 && expected.len() < items.len());
+    assert_eq!(found.iter().map(|invalid| invalid.item).collect::<Vec<_>>(), expected);
+    // The columns of a few are named.
+    assert!(found[..64].iter().all(|invalid| invalid.column == Some(price)), "{found:?}");
+    assert!(found[64..].iter().all(|invalid| invalid.column.is_none()), "{found:?}");
 }
 
 /// A journal of an earlier release may hold such updates.

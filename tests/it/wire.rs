@@ -285,7 +285,7 @@ fn a_batch_in_arrow_is_answered_as_the_same_in_json() {
         ("/v1/models/vectors:rank", &one[..], 415, "expected application/json"),
         ("/v1/models/vectors:embed", &one, 415, "expected application/json"),
         (VECTORS, b"{\"vector\": [1, 0]}", 400, "body: message 1: not a stream of Arrow's IPC format"),
-        (VECTORS, &one[..one.len() - 20], 400, "body: message 2: cut off"),
+        (VECTORS, &one[..one.len() - 20], 400, "body: message 2: the Arrow stream is truncated"),
     ] {
         let (got, problem) = send_arrow(&server, path, body);
         assert!(got == status && problem["detail"].as_str().unwrap().contains(expected), "{path}: {problem}");
@@ -419,9 +419,9 @@ fn pages_are_slices_of_one_ranking() {
         ("/v1/models/tiny:retrieve", json!({"features": user, "constants": {"w_buy": 0.5}})),
     ] {
         for size in [7, 100, 50] {
-            let (mut whole, mut paged) = (body.clone(), body.clone());
-            (whole["k"], paged["k"]) = (100.into(), size.into());
-            let wanted = ids(&server.ask(path, whole));
+            let (mut complete, mut paged) = (body.clone(), body.clone());
+            (complete["k"], paged["k"]) = (100.into(), size.into());
+            let wanted = ids(&server.ask(path, complete));
             let got = pages(&server, path, &paged, |_| {});
             assert_eq!(got[..wanted.len().min(got.len())], wanted[..], "{body} by {size}");
         }
@@ -443,6 +443,8 @@ fn pages_are_slices_of_one_ranking() {
         (with(json!({"cursor": "x"})), "not a cursor of an answer"),
         (with(json!({"cursor": format!("{cursor}A")})), "not a cursor of an answer"),
         (with(json!({"cursor": 3})), "invalid type"),
+        (with(json!({"cursor": "", "candidates": 0})), "field `candidates`: got 0, expected 1 to"),
+        (with(json!({"cursor": "", "candidates": 4, "k": 5})), "field `candidates`: got 4, expected at least k = 5"),
     ] {
         let (status, problem) = server.post(VECTORS, &wrong);
         assert!(status == 400 && problem["detail"].as_str().unwrap().contains(expected), "{wrong}: {problem}");
@@ -462,9 +464,9 @@ fn updates_and_publications_change_no_page() {
     let store = catalogue(300);
     let server = serve_updates(store.path());
     let body = json!({"vector": [1, 0.5], "candidates": 120, "k": 20});
-    let mut whole = body.clone();
-    whole["k"] = 120.into();
-    let wanted = ids(&server.ask(VECTORS, whole.clone()));
+    let mut complete = body.clone();
+    complete["k"] = 120.into();
+    let wanted = ids(&server.ask(VECTORS, complete.clone()));
     let change = |page: usize| {
         let item = json!({"id": 1000 + page, "embedding": [1, 0.5], "attributes": {"title": "new"}});
         let made = server.ask("/v1/models/vectors/items:upsert", json!({"items": [item]}));
@@ -473,7 +475,7 @@ fn updates_and_publications_change_no_page() {
         server.ask("/v1/models/vectors/items:delete", json!({"ids": [wanted[page]]}));
     };
     assert_eq!(pages(&server, VECTORS, &body, change), wanted);
-    assert_ne!(ids(&server.ask(VECTORS, whole)), wanted, "a new listing sees the updates");
+    assert_ne!(ids(&server.ask(VECTORS, complete)), wanted, "a new listing sees the updates");
     let mut first = body.clone();
     first["cursor"] = "".into();
     let cursor = server.ask(VECTORS, first)["cursor"].clone();

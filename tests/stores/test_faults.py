@@ -228,9 +228,9 @@ def test_variables_that_no_request_can_carry_are_named(faulty: FaultyS3, name: s
     ("code", "says"),
     [
         ("RequestTimeTooSkewed", "the clocks of this machine and of the bucket differ"),
-        ("SignatureDoesNotMatch", "the secret key is not that of the access key"),
+        ("SignatureDoesNotMatch", "the secret key does not belong to the access key"),
         ("InvalidAccessKeyId", "does not know the access key"),
-        ("AccessDenied", "this caller lacks the right"),
+        ("AccessDenied", "this caller lacks permission"),
     ],
 )
 def test_refusals_of_a_bucket_are_told_apart(faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch, code: str, says: str) -> None:

@@ -72,7 +72,7 @@ def test_what_is_published_to_a_bucket_is_served_from_it(bucket: Bucket) -> None
         bucket.run("label", "vectors", "canary", "--remove", "--store", bucket.url)
         wait_for("no label", lambda: server.get("/v1/models/vectors/labels")["labels"] == {})
     said = bucket.run("inspect", bucket.url)
-    assert len(re.findall(r"^vectors +\d", said, re.M)) == 3 and "desired is the newest version" in said
+    assert len(re.findall(r"^vectors +\d", said, re.M)) == 3 and "desired state: the newest version" in said
     assert "every checksum holds" in bucket.run("inspect", f"{bucket.url}/vectors/2", cache="inspector")
     refused = bucket.run("activate", "vectors", 9, "--store", bucket.url, expect=2)
     assert f"version 9 of model `vectors`: not in {bucket.url}" in refused

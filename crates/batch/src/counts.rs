@@ -65,9 +65,9 @@ impl Counts {
         let reader = ParquetRecordBatchReaderBuilder::try_new(open(output)?).map_err(|e| corrupt(output, &e))?;
         let metadata = reader.metadata().file_metadata();
         let pairs = metadata.key_value_metadata();
-        let said = |key| pairs?.iter().find(|pair| pair.key == key)?.value.as_deref();
-        let count = said(PROBLEMS).and_then(|count| count.parse::<u64>().ok());
-        let Some(count) = count.filter(|_| said(ORIGIN) == Some(origin)) else {
+        let reported = |key| pairs?.iter().find(|pair| pair.key == key)?.value.as_deref();
+        let count = reported(PROBLEMS).and_then(|count| count.parse::<u64>().ok());
+        let Some(count) = count.filter(|_| reported(ORIGIN) == Some(origin)) else {
             let what = "the output of another job; remove it to rebuild it";
             return Err(corrupt(output, &what));
         };
@@ -84,7 +84,8 @@ impl Counts {
         match counts.invalid() == count {
             true => Ok(counts),
             false => {
-                let what = format!("{} problems, of which {} says {count}", counts.invalid(), output.display());
+                let what =
+                    format!("{} problems, expected the number in {}: {count}", counts.invalid(), output.display());
                 Err(corrupt(problems, &what))
             }
         }
@@ -96,7 +97,7 @@ impl Counts {
 pub enum ProblemLimit {
     /// Maximum number of rows with a problem.
     Rows(u64),
-    /// Maximum percentage of all rows.
+    /// Maximum percentage of rows with a problem among all rows.
     Percent(f64),
 }
 

@@ -51,8 +51,8 @@ impl JobFolder<JobSettings> {
         self.root().join(format!("{}.parquet", self.name(unit)))
     }
 
-    /// Returns the path of a unit's problem file, which has one JSON line per problem and exists only if there are any. It is
-    /// published before the output file. Readers of data sets skip names that begin with an underscore.
+    /// Returns the path of a unit's problem file, which has one JSON line per problem and exists only if there are any. The
+    /// problem file is published before the output file. Readers of data sets skip names that begin with an underscore.
     pub fn problems(&self, unit: usize) -> PathBuf {
         self.root().join(format!("_{}.problems.jsonl", self.name(unit)))
     }
@@ -67,7 +67,7 @@ impl JobFolder<JobSettings> {
         (0..self.units().len()).filter(|&unit| !self.is_done(unit)).collect()
     }
 
-    /// Removes the `_SUCCESS.json` of an earlier run if any unit has no output file.
+    /// Removes the `_SUCCESS.json` of an earlier run if any unit lacks its output file.
     ///
     /// # Errors
     /// `Io` with the path.
@@ -89,8 +89,8 @@ impl JobFolder<JobSettings> {
     /// If all units have their output, sums their counts, writes `_SUCCESS.json` and removes temporary files of killed runs.
     ///
     /// # Errors
-    /// `Invalid` if more rows have a problem than `limit` allows: the job is then not marked as successful. `Corrupt` with a file
-    /// that is not an output of this job; `Io`.
+    /// `Invalid` if more rows have a problem than `limit` allows: no `_SUCCESS.json` is then written. `Corrupt` if an
+    /// output file belongs to another job; `Io`.
     pub fn finish(&self, limit: ProblemLimit) -> Result<Option<Counts>> {
         if !self.left().is_empty() {
             return Ok(None);

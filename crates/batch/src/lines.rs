@@ -15,7 +15,7 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// The rows of a text.
+    /// Iterates over the rows of `from`.
     pub fn new(from: Box<dyn BufRead>) -> Self {
         Lines { from, line: 0 }
     }

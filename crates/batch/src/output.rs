@@ -36,14 +36,14 @@ use sterling_storage::files;
 
 /// Encoded bytes after which a row group is closed.
 const GROUP_BYTES: usize = 32 << 20;
-/// Bytes of the texts of a column after which a batch ends. Arrow addresses the texts of a column with 31 bits.
+/// Text bytes of one column after which a batch ends. Arrow addresses the texts of a column with 31 bits.
 const TEXT_BYTES: usize = 64 << 20;
 
 /// Answers of consecutive rows in their order, and the problems of rows without an answer.
 pub(super) struct Scored {
-    /// Answers of the first rows; of all rows if their texts are short.
+    /// Answers of as many first rows as fit one batch; of all rows if their texts are short.
     pub(super) first: RecordBatch,
-    /// Answers of the other rows, converted when they are written.
+    /// Answers of the other rows, converted to columns when they are written.
     pub(super) rest: VecDeque<(i64, RowAnswer)>,
     pub(super) problems: Vec<Problem>,
 }
@@ -60,9 +60,9 @@ pub(super) enum Layout {
     Items {
         tasks: Vec<String>,
         columns: Stacked,
-        /// Names and numbers of the requested item columns.
+        /// Names and column numbers of the requested item columns.
         picked: Vec<(String, usize)>,
-        /// True if requests name items, some of which the model may not have.
+        /// True if requests name items, because the model may lack some of these.
         unknown: bool,
     },
     Vectors {
@@ -71,7 +71,7 @@ pub(super) enum Layout {
 }
 
 impl Layout {
-    /// Returns the layout of a view's answers.
+    /// Returns the layout of the answers of a view.
     pub(super) fn new(view: &View, questions: &Questions) -> Result<Self> {
         if *questions.template() == Template::Items {
             return match view.main().package.item {
@@ -183,13 +183,13 @@ impl Texts<'_> {
         self.lists.values_ref().values_slice().len()
     }
 
-    /// Appends the values of the results of a row.
+    /// Appends the values of this column for the results of one row.
     fn append(&mut self, ranked: &Ranked) -> Result<()> {
         for &slot in &ranked.slots {
             let text = text(self.columns.cell(self.number, slot));
             if self.bytes() + text.as_ref().map_or(0, String::len) > i32::MAX as usize {
                 return Err(Error::too_costly(format!(
-                    "column `{}`: texts of more than {} bytes, expected fewer results",
+                    "column `{}`: the texts of a batch exceed {} bytes, expected fewer results",
                     self.name,
                     i32::MAX
                 )));
@@ -252,7 +252,7 @@ impl Growing {
         }
     }
 
-    /// Removes an older file of this name, whose output no longer exists.
+    /// Removes an older problem file, whose output file no longer exists.
     fn withdraw(&self) -> Result<()> {
         match fs::remove_file(&self.path) {
             Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::io(self.path.display(), e)),
@@ -315,7 +315,7 @@ impl Output {
         written.map_err(|e| self.output.invalid(&e))
     }
 
-    /// Renames the files to their final names, the answers last.
+    /// Renames the files to their final names, the answers after the problems.
     pub(super) fn finish(mut self) -> Result<()> {
         self.writer.append_key_value_metadata(KeyValue::new(PROBLEMS.to_owned(), self.problem_count.to_string()));
         self.writer.finish().map_err(|e| self.output.invalid(&e))?;

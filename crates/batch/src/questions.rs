@@ -99,7 +99,7 @@ impl Questions {
         }
     }
 
-    /// Returns a canonical text of the fields, independent of their order and white space.
+    /// Returns a canonical text of the fields, which depends neither on their order nor on white space.
     pub fn canonical(&self) -> String {
         let fields = self.fields.iter().map(|(name, value)| {
             let value: serde_json::Value = serde_json::from_str(value).unwrap_or_default();
@@ -108,9 +108,9 @@ impl Questions {
         format!("{{{}}}", fields.collect::<Vec<_>>().join(","))
     }
 
-    /// Builds the request of a JSON line; fields that the line lacks come from the job. `sources` are the columns that the item
-    /// tower reads.
-    pub(super) fn of_line(&self, line: &str, sources: &[String]) -> RowRequest {
+    /// Builds the request of a JSON line; fields that the line lacks are those of the job. `sources` are the columns
+    /// that the item tower reads.
+    pub(super) fn parse_line(&self, line: &str, sources: &[String]) -> RowRequest {
         if self.template == Template::Items {
             return item(line, sources);
         }
@@ -193,7 +193,7 @@ fn item(line: &str, sources: &[String]) -> RowRequest {
             let place = if invalid.field.is_empty() { String::new() } else { format!("field `{}`: ", invalid.field) };
             return (invalid.id, Err(Error::invalid(format!("{place}{}", invalid.reason))));
         }
-        Ok(None) => return (None, Err(Error::invalid("no item"))),
+        Ok(None) => return (None, Err(Error::invalid("no item, expected one per row"))),
         Err(e) => return (None, Err(e)),
     };
     if !whole {
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn fields_of_a_row_are_taken_as_a_retrieval_takes_them() {
         let questions = Questions::parse(Task::Retrieve, r#"{"k": 5}"#).unwrap();
-        assert!(questions.of_line(r#"{"id": 3, "vector": [1.0], "k": 2}"#, &[]).1.is_ok());
+        assert!(questions.parse_line(r#"{"id": 3, "vector": [1.0], "k": 2}"#, &[]).1.is_ok());
         for (line, id, expected) in [
             (r#"{"id": 3, "vector": [1.0], "vector": [-1.0]}"#, None, "got `vector` twice"),
             (r#"{"id": 3, "id": 4, "vector": [1.0]}"#, None, "got `id` twice"),
@@ -239,8 +239,8 @@ mod tests {
             ),
             (r#"{"id": 3, "vector": [1.0], "cursor": "nonsense"}"#, Some(3), "field `cursor`"),
         ] {
-            let (known, asked) = questions.of_line(line, &[]);
-            let error = asked.unwrap_err().to_string();
+            let (known, requested) = questions.parse_line(line, &[]);
+            let error = requested.unwrap_err().to_string();
             assert!(known == id && error.contains(expected), "{line}: {error}");
         }
         let of_job = |text: &str| Questions::parse(Task::Retrieve, text).unwrap_err().to_string();

@@ -16,7 +16,7 @@ use sterling_snapshot::items::{batch_rows, open_parquet, text_of, unreadable};
 use sterling_snapshot::model::Package;
 
 const CHUNK_ROWS: usize = 64;
-/// Bytes of rows that end a chunk before it has [`CHUNK_ROWS`].
+/// Bytes of rows that end a chunk with fewer than [`CHUNK_ROWS`] rows.
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// Consecutive rows of a file.
@@ -33,7 +33,7 @@ pub(super) struct Chunk {
 
 #[derive(Debug)]
 enum Rows {
-    /// JSON lines with their line numbers; an error for an invalid line.
+    /// JSON lines with their line numbers; `Err` for an invalid line.
     Lines(Vec<(u64, Result<String>)>),
     /// Rows of a Parquet file.
     Table(RecordBatch, Arc<Roles>),
@@ -48,7 +48,7 @@ impl Chunk {
         }
     }
 
-    /// Returns the lines of the rows, from 1; none for Parquet.
+    /// Returns the line number of each row, from 1; `None` for Parquet.
     pub(super) fn lines(&self) -> Option<Vec<u64>> {
         match &self.rows {
             Rows::Lines(lines) => Some(lines.iter().map(|(line, _)| *line).collect()),
@@ -62,7 +62,7 @@ impl Chunk {
             Rows::Lines(lines) => {
                 let sources = sources(package.item.as_ref());
                 let asked = |(_, line): (u64, Result<String>)| match line {
-                    Ok(line) => questions.of_line(&line, &sources),
+                    Ok(line) => questions.parse_line(&line, &sources),
                     Err(e) => (None, Err(e)),
                 };
                 lines.into_iter().map(asked).collect()
@@ -72,7 +72,7 @@ impl Chunk {
     }
 }
 
-/// Passes the chunks of a file to a consumer, in order, until it accepts no more.
+/// Passes the chunks of a file to `take`, in order, until `take` returns false.
 struct ChunkSender<T> {
     take: T,
     number: usize,
@@ -88,7 +88,7 @@ impl<T: FnMut(Chunk) -> bool> ChunkSender<T> {
     }
 }
 
-/// Reads a file and passes its chunks to `take` until that returns false.
+/// Reads a file and passes its chunks to `take` until `take` returns false.
 ///
 /// # Errors
 /// `NotFound` or `Io`; `Invalid` if a Parquet file is unreadable or its columns do not suit the requests.

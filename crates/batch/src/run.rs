@@ -1,4 +1,4 @@
-//! Scoring of a unit: one thread reads, several run passes, one writes.
+//! Scoring of a unit: one thread reads rows, several threads run passes, one thread writes answers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use sterling_core::error::{Error, Result};
 use sterling_core::tasks;
 use sterling_serving::view::View;
 
-/// Chunks in flight per worker thread: read, running, or waiting for an earlier chunk to be written.
+/// Maximum number of unwritten chunks per worker thread: read, running, or waiting for an earlier chunk to be written.
 const CHUNKS_PER_THREAD: usize = 4;
 
 /// Scores units with one view of a model.
@@ -46,12 +46,12 @@ impl Scorer {
         Ok(Scorer { view, questions, layout, threads: threads.max(1) })
     }
 
-    /// Writes the output of a unit. `reported` is called with the number of input bytes that are processed.
+    /// Writes the output of a unit. `reported` is called with the number of input bytes processed up to now.
     ///
     /// # Errors
-    /// As [`JobFolder::check`] if the input differs from the job's, including a change while it is read; errors of files.
-    /// Transient errors, such as an unreachable cluster, are returned as such and not recorded as problems of a row. After an
-    /// error there is no output file.
+    /// As [`JobFolder::check`] if the input differs from the job's, or changes while it is read; errors of files.
+    /// Transient errors, such as an unreachable cluster, are returned as such and not recorded as problems of a row.
+    /// After an error there is no output file.
     pub fn score(
         &self,
         folder: &JobFolder<JobSettings>,
@@ -80,7 +80,7 @@ impl Scorer {
             }
             drop((done_sender, chunks));
             let written = write(&mut out, &self.layout, done, token_sender, reported);
-            let broken = |_| Err(Error::internal("the thread that reads panicked"));
+            let broken = |_| Err(Error::internal("the reader thread panicked"));
             let read = reader.join().unwrap_or_else(broken);
             written.and(read)
         })
@@ -114,7 +114,7 @@ impl Scorer {
     }
 }
 
-/// Writes chunks in order, and returns one token per written chunk.
+/// Writes chunks in order, and sends one token per written chunk to the reader.
 fn write(
     out: &mut Output,
     layout: &Layout,
@@ -135,6 +135,6 @@ fn write(
     }
     match early.is_empty() {
         true => Ok(()),
-        false => Err(Error::internal("a thread that runs passes panicked")),
+        false => Err(Error::internal("a pass thread panicked")),
     }
 }

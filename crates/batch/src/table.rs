@@ -6,7 +6,7 @@
 //! | name of a user tower feature | its values: a scalar or a list of ids, texts or numbers |
 //! | feature name and `.weights` | weights of the feature's ids |
 //! | `vector` | the query vector, in place of features |
-//! | `filter` `exclude` `k`; for ranking `items` | request fields of these names; null means the job's value |
+//! | `filter` `exclude` `k`; for ranking `items` | request fields of these names; null: the value of the job |
 //! | for items: name of a source of the item tower | its values; other columns are ignored |
 
 use arrow_array::RecordBatch;
@@ -45,7 +45,7 @@ enum Role {
 pub(super) struct Roles {
     /// Columns in file order, with their names.
     columns: Vec<(String, Role)>,
-    /// True if a feature has the name of the id column.
+    /// True if a feature of the tower is named like the id column.
     reads_id: bool,
 }
 
@@ -78,7 +78,7 @@ fn role(name: &str, features: &[String], template: &Template) -> Option<Role> {
     }
 }
 
-/// Rejects a file in a folder `NAME=VALUE` whose name is that of a row field, because the files lack that column.
+/// Rejects a file in a folder `NAME=VALUE` if NAME is a field of a row, because the files lack that column.
 ///
 /// # Errors
 /// `Unsupported` with the column.
@@ -87,7 +87,8 @@ pub(super) fn check_folders(columns: &[(String, String)], package: &Package, tem
     let is_read = |name: &str| !matches!(role(name, &features, template), None | Some(Role::Unread));
     match columns.iter().find(|(name, _)| is_read(name)) {
         Some((name, value)) => Err(Error::unsupported(format!(
-            "its folder `{name}={value}` names the field `{name}` of its rows, expected it in the file: folders give rows of `score` no fields"
+            "partition folder `{name}={value}`: `score` does not read the field `{name}` from folder names, expected a \
+             column"
         ))),
         None => Ok(()),
     }
@@ -139,25 +140,26 @@ impl Roles {
                 }
             }
             _ if has(&Role::Vector) && feature.is_some() => {
-                Err(Error::invalid("columns of features beside `vector`: expected one of them"))
+                Err(Error::invalid("columns of features beside `vector`: expected only one of the two"))
             }
             _ if !has(&Role::Vector) && feature.is_none() => {
                 let names = features.join(", ");
-                Err(Error::invalid(format!("no column of a feature ({names}) and no `vector`: expected one of them")))
+                Err(Error::invalid(format!("got neither `vector` nor a column of a feature: {names}")))
             }
             Template::Rank(_) if !has(&Role::Items) => Err(Error::invalid("column `items` is missing")),
             _ => Ok(()),
         }
     }
 
-    /// Builds the requests of the rows of a batch. `first_row` is the file row number of the batch's first row.
+    /// Builds the requests of the rows of a batch. `first_row` is the number, within the file, of the batch's first
+    /// row.
     pub(super) fn rows(&self, batch: &RecordBatch, first_row: u64, questions: &Questions) -> Vec<RowRequest> {
         let of = |batch: &RecordBatch, first: u64| match Columns::read(self, batch, first) {
             Ok(columns) => Ok((0..batch.num_rows()).map(|row| columns.asking(row, questions)).collect()),
             Err(e) => Err(e),
         };
         of(batch, first_row).unwrap_or_else(|_| {
-            // Some rows have unreadable values: reads each row separately to find them.
+            // Some rows have unreadable values: reads each row separately to find these rows.
             let alone = |row: usize| {
                 let (one, number) = (batch.slice(row, 1), first_row + row as u64);
                 of(&one, number).map_or_else(|e| (None, Err(e)), |mut rows: Vec<RowRequest>| rows.swap_remove(0))
@@ -231,7 +233,7 @@ impl<'a> Columns<'a> {
             }
             (Template::Rank(rank), user) => questions.bounded(Request::Rank(Rank { user, ..*rank })),
             (Template::Items, User::Features(features)) => Ok(Question::Item(features)),
-            (Template::Items, _) => Err(Error::internal("an item with a query")),
+            (Template::Items, _) => Err(Error::internal("an item row has a query")),
         }
     }
 }
@@ -251,7 +253,7 @@ fn fill(template: &mut Template, role: &Role, values: Values) -> Result<()> {
         (Template::Rank(rank), Role::Items, Values::Integers(ids)) => {
             rank.items = ids.into_iter().map(ItemId).collect();
         }
-        // Empty lists have no element type.
+        // Empty lists have no element type, so they are read as lists of numbers.
         (Template::Retrieve(retrieve), Role::Exclude, Values::Numbers(none)) if none.is_empty() => {
             retrieve.exclude = Vec::new();
         }

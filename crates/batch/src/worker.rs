@@ -16,7 +16,7 @@ use sterling_graph::tower::{self, FeatureRow, Pooled, Threads, Tower};
 use sterling_serving::pass::{self, Cpu, Prepared};
 use sterling_serving::view::View;
 
-/// Pass memory of the requests of a chunk that run together; chunks with many candidates run in several batches.
+/// Memory for the requests that run together; the requests of a chunk that need more run in several batches.
 const BATCH_BYTES: usize = 64 << 20;
 
 /// A thread that runs passes.
@@ -29,7 +29,7 @@ pub(super) struct Worker<'a> {
     graphs: tower::Scratch,
 }
 
-/// A parsed row and its work.
+/// A parsed row and the work of the row.
 struct Row<T> {
     number: u64,
     id: i64,
@@ -71,7 +71,7 @@ impl<'a> Worker<'a> {
         let lines = chunk.lines();
         let scored = self.guarded(|worker| {
             let Outcome { answers, mut problems } = worker.outcome(chunk)?;
-            // Unreadable rows were recorded before the rows that ran.
+            // Rows that cannot be parsed were recorded before the rows that ran.
             problems.sort_by_key(|problem| problem.row);
             if let Some(lines) = &lines {
                 problems.iter_mut().for_each(|problem| problem.line = Some(lines[(problem.row + 1 - first) as usize]));
@@ -83,7 +83,7 @@ impl<'a> Worker<'a> {
         scored.map_err(|e| e.within(format!("rows {first} to {}", first + rows - 1)))
     }
 
-    /// Runs `run`; after a panic replaces the scratch state that it may have left inconsistent.
+    /// Calls `run`; after a panic replaces the scratch state, which may be inconsistent.
     fn guarded<T>(&mut self, run: impl FnOnce(&mut Self) -> T) -> std::result::Result<T, Box<dyn Any + Send>> {
         let ran = catch_unwind(AssertUnwindSafe(|| run(self)));
         if ran.is_err() {
@@ -99,7 +99,7 @@ impl<'a> Worker<'a> {
         let first = chunk.first_row;
         for (number, (id, question)) in (first..).zip(chunk.asked(self.questions, &self.view.main().package)) {
             let row = Row { number, id: id.unwrap_or_default(), ready: () };
-            match question.and_then(|question| self.understood(question)) {
+            match question.and_then(|question| self.prepare_question(question)) {
                 Ok(Understood::Pass(ready)) => {
                     let more = ready.cost().memory_bytes;
                     if bytes + more > BATCH_BYTES {
@@ -118,7 +118,7 @@ impl<'a> Worker<'a> {
         Ok(outcome)
     }
 
-    fn understood(&self, question: Question) -> Result<Understood> {
+    fn prepare_question(&self, question: Question) -> Result<Understood> {
         match question {
             Question::Pass(request) => Ok(Understood::Pass(Box::new(pass::prepare(self.view, *request)?))),
             Question::Item(features) => Ok(Understood::Item(self.item_tower()?.read(features)?)),
@@ -156,7 +156,7 @@ impl<'a> Worker<'a> {
 
     fn vector_alone(&mut self, row: &FeatureRow) -> Result<Vec<f32>> {
         let made = self.guarded(|worker| worker.vectors(&[row])).unwrap_or_else(|why| Err(broken(&*why)))?;
-        made.into_iter().next().ok_or_else(|| Error::internal("an item without a vector"))
+        made.into_iter().next().ok_or_else(|| Error::internal("an item has no vector"))
     }
 
     fn vectors(&mut self, rows: &[&FeatureRow]) -> Result<Vec<Vec<f32>>> {
@@ -178,7 +178,7 @@ impl<'a> Worker<'a> {
         pass::fetch(&mut prepared.iter_mut().filter(|p| p.needs_fetch()).collect::<Vec<_>>(), None);
         let answers = match self.guarded(|worker| pass::run(&mut worker.pass, &prepared, None)) {
             Ok(answers) => answers,
-            // A request of the batch panicked: runs each separately to find it.
+            // A request of the batch panicked: runs each request separately to find the one.
             Err(_) => prepared.iter().map(|one| self.alone(one)).collect(),
         };
         for ((number, id), answer) in rows.into_iter().zip(answers) {
@@ -205,7 +205,7 @@ fn broken(why: &(dyn Any + Send)) -> Error {
 
 fn items(answer: Answer) -> Result<Ranked> {
     let Content::Items(ranked) = answer.content else {
-        return Err(Error::internal("a retrieval got an answer of another kind"));
+        return Err(Error::internal("a retrieval was answered with something other than items"));
     };
     let mut numbers = ranked.scores.iter().chain(&ranked.similarities).chain(&ranked.tasks);
     match numbers.find(|x| !x.is_finite()) {
@@ -214,7 +214,7 @@ fn items(answer: Answer) -> Result<Ranked> {
     }
 }
 
-/// Converts an error to a problem of its row; a transient error fails the unit instead.
+/// Converts an error to a problem of a row; a transient error fails the unit instead.
 fn problem(row: u64, id: Option<i64>, error: &Error) -> Result<Problem> {
     match error.kind().is_transient() {
         true => Err(error.again().within(format!("row {}", row + 1))),

@@ -1,5 +1,5 @@
-//! Minimal HTTP/1.1 response parser for the load generator: it finds the status and the end of a response. A full client needs
-//! twice the processor time for a short response, which on one machine is taken from the server.
+//! Minimal HTTP/1.1 response parser for the load generator: finds the status and the end of a response. A full client
+//! needs twice the processor time for a short response, and on one machine the server lacks that time.
 
 use std::io;
 use std::ops::Range;
@@ -7,17 +7,17 @@ use std::ops::Range;
 use httparse::{EMPTY_HEADER, Header, Response, Status, parse_chunk_size};
 
 const HEADERS_MAX: usize = 32;
-/// Buffer bytes that are kept between responses.
+/// Buffer bytes that are retained between responses.
 const KEPT_BYTES: usize = 16 << 10;
 
-/// A response, as far as it has arrived.
+/// The received bytes of a response.
 #[derive(Debug, Default)]
 pub(super) struct RawAnswer {
     bytes: Vec<u8>,
     head: Option<AnswerHead>,
-    /// Offset of the body or of its next chunk.
+    /// Offset in `bytes` of the body or of the body's next chunk.
     next: usize,
-    /// Byte ranges of the body.
+    /// Ranges of `bytes` that contain the body.
     parts: Vec<Range<usize>>,
 }
 
@@ -31,7 +31,7 @@ struct AnswerHead {
 }
 
 impl RawAnswer {
-    /// Prepares for the response to the next request.
+    /// Discards the response, before the next request.
     pub(super) fn clear(&mut self) {
         self.bytes.clear();
         self.bytes.shrink_to(KEPT_BYTES);
@@ -48,7 +48,7 @@ impl RawAnswer {
         self.bytes.is_empty()
     }
 
-    /// Returns the status; 0 before it has arrived.
+    /// Returns the status of the response; 0 before the header is complete.
     pub(super) fn status(&self) -> u16 {
         self.head.map_or(0, |head| head.status)
     }
@@ -86,7 +86,7 @@ impl RawAnswer {
 
     fn has_last_chunk(&mut self) -> io::Result<bool> {
         while let Some(rest) = self.bytes.get(self.next..) {
-            let parsed = parse_chunk_size(rest).map_err(|_| io::Error::other("a chunk without a size"))?;
+            let parsed = parse_chunk_size(rest).map_err(|_| io::Error::other("a chunk of the response has no size"))?;
             let Status::Complete((line, size)) = parsed else { return Ok(false) };
             let begin = self.next + line;
             let end = usize::try_from(size).map_or(usize::MAX, |size| begin.saturating_add(size));
@@ -101,7 +101,7 @@ impl RawAnswer {
     }
 }
 
-/// Parses the header and returns its end; `None` if it is incomplete.
+/// Parses the header and returns it with its length in bytes; `None` if the header is incomplete.
 fn head_of(bytes: &[u8]) -> io::Result<Option<(AnswerHead, usize)>> {
     let mut headers = [EMPTY_HEADER; HEADERS_MAX];
     let mut response = Response::new(&mut headers);
@@ -114,7 +114,7 @@ fn head_of(bytes: &[u8]) -> io::Result<Option<(AnswerHead, usize)>> {
     let is_chunked = value("transfer-encoding").is_some_and(|coding| coding.eq_ignore_ascii_case("chunked"));
     let length = value("content-length").and_then(|length| length.parse().ok());
     if length.is_none() && !is_chunked {
-        return Err(io::Error::other("a response with neither a length nor chunked encoding"));
+        return Err(io::Error::other("the response lacks `content-length` and chunked encoding"));
     }
     let keeps_open = !value("connection").is_some_and(|option| option.eq_ignore_ascii_case("close"));
     let length = if is_chunked { None } else { length };

@@ -1,6 +1,7 @@
 //! Confidence intervals of a mean by resampling (Efron's percentile bootstrap), without an assumption on the distribution.
 //!
-//! For few values, any interval that uses only these values is too narrow, so there is none below [`VALUES_MIN`].
+//! For few values, any interval that uses only these values is too narrow, so fewer than [`VALUES_MIN`] values have no
+//! interval.
 
 use serde::Serialize;
 
@@ -8,22 +9,22 @@ use super::schedule::Random;
 
 /// Number of resamples.
 const DRAWS: usize = 10_000;
-/// Smallest number of values with an interval.
+/// Smallest number of values for which an interval is computed.
 const VALUES_MIN: usize = 5;
-/// Share of all resamples within the interval.
+/// Fraction of the resamples whose means lie within the interval.
 const CONFIDENCE: f64 = 0.95;
 
 /// 95 % confidence interval of the mean of the distribution.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Interval {
-    /// Lower end.
+    /// Lower end of the interval.
     pub low: f64,
-    /// Upper end.
+    /// Upper end of the interval.
     pub high: f64,
 }
 
-/// Returns the interval of the mean; `None` for fewer than five values.
-pub(super) fn of_mean(values: &[f64], seed: u64) -> Option<Interval> {
+/// Returns the confidence interval of the mean; `None` for fewer than five values.
+pub(super) fn mean_interval(values: &[f64], seed: u64) -> Option<Interval> {
     if values.len() < VALUES_MIN {
         return None;
     }
@@ -45,7 +46,7 @@ mod tests {
         let mut random = Random::new(1);
         let holds = |_: &usize| {
             let values: Vec<f64> = (0..40).map(|_| random.share()).collect();
-            let Interval { low, high } = of_mean(&values, random.next()).unwrap();
+            let Interval { low, high } = mean_interval(&values, random.next()).unwrap();
             assert!(low < high && high - low < 0.3, "{low} to {high}");
             low <= 0.5 && 0.5 <= high
         };
@@ -56,8 +57,8 @@ mod tests {
 
     #[test]
     fn equal_values_give_an_empty_interval_and_few_values_none() {
-        assert_eq!(of_mean(&[2.0; 5], 1), Some(Interval { low: 2.0, high: 2.0 }));
-        assert_eq!(of_mean(&[1.0, 2.0, 3.0, 4.0], 1), None);
-        assert_eq!(of_mean(&[], 1), None);
+        assert_eq!(mean_interval(&[2.0; 5], 1), Some(Interval { low: 2.0, high: 2.0 }));
+        assert_eq!(mean_interval(&[1.0, 2.0, 3.0, 4.0], 1), None);
+        assert_eq!(mean_interval(&[], 1), None);
     }
 }

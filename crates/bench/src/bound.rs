@@ -1,10 +1,10 @@
 //! Bound on a latency quantile, and the test whether a run proves it: the rule of MLPerf's Server scenario.
 //!
-//! If a share of the observed queries was in time, the same share of all queries need not be. MLPerf's LoadGen
-//! (`loadgen/early_stopping.cc`; Reddi et al., MLPerf Inference Benchmark, arXiv 1911.02549, section VI) requires more: if
-//! exactly a share `q` of all queries were in time, at most one of a hundred runs may have this few queries over the bound by
-//! chance. The number of `n` queries over the bound is then binomial with probability `1 - q`. A p99 needs 459 queries if none is
-//! over the bound, and 662 if one is.
+//! If 99 % of the observed queries were in time, fewer of all queries may be. MLPerf's LoadGen
+//! (`loadgen/early_stopping.cc`; Reddi et al., MLPerf Inference Benchmark, arXiv 1911.02549, section VI) requires more:
+//! if exactly a fraction `q` of all queries were in time, at most one of a hundred runs may have this few late queries
+//! by chance. The number of late queries among `n` is then binomial with probability `1 - q`. A p99 needs 459 queries
+//! if no query is late, and 662 if one is.
 
 use std::fmt;
 
@@ -23,8 +23,8 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// Returns the maximum number of queries over the bound in a run of `queries`; `None` if the run is too short to prove the
-    /// bound.
+    /// Returns the maximum number of queries over the bound that still proves the bound in a run of `queries`; `None`
+    /// if the run is too short for a proof.
     pub fn over_max(&self, queries: u64) -> Option<u64> {
         let (late, n) = (1.0 - self.quantile, queries as f64);
         // Computed in logarithms, because the probability that none of a million queries is late underflows f64.
@@ -55,7 +55,7 @@ impl Bound {
         let over_max = self.over_max(queries);
         let mut reasons: Vec<String> = void.map(str::to_owned).into_iter().collect();
         match over_max {
-            None => reasons.push(format!("{queries} queries, expected at least {}", self.queries_min())),
+            None => reasons.push(format!("{queries} queries in the run, expected at least {}", self.queries_min())),
             Some(most) if over > most => {
                 reasons.push(format!("{over} of {queries} queries over the bound, expected at most {most}"));
             }
@@ -110,7 +110,7 @@ pub struct ServerResult {
     pub queries: u64,
     /// Queries not answered with status 200 within the bound.
     pub overlatency_queries: u64,
-    /// Maximum number of such queries under the rule; absent if there are too few queries.
+    /// Maximum of `overlatency_queries` under the rule; absent if there are too few queries.
     pub overlatency_queries_max: Option<u64>,
     /// Confidence of the rule.
     pub early_stopping_confidence: f64,
@@ -136,7 +136,7 @@ impl fmt::Display for ServerResult {
              {over} of {queries} queries over it"
         )?;
         if let Some(most) = self.overlatency_queries_max {
-            write!(f, ", {most} may be")?;
+            write!(f, ", expected at most {most}")?;
         }
         self.reasons.iter().try_for_each(|reason| write!(f, "\n  {reason}"))
     }
@@ -193,7 +193,7 @@ mod tests {
         for (queries, within, void, reason) in [
             (662, 661, None, None),
             (662, 660, None, Some("2 of 662 queries over the bound, expected at most 1")),
-            (458, 458, None, Some("458 queries, expected at least 459")),
+            (458, 458, None, Some("458 queries in the run, expected at least 459")),
             (0, 0, None, Some("0 queries")),
             (662, 662, Some("late"), Some("late")),
         ] {

@@ -2,15 +2,15 @@
 
 use serde_json::Value;
 
+use super::interleaved::{Contender, median};
 use super::latency::Latencies;
 use super::plot::{Axis, Chart, Curve};
 use super::report::Report;
 use super::sweep::Setting;
-use super::turns::{Contender, median};
 
-/// Maximum lines of a chart; more would be indistinguishable.
+/// Maximum number of lines of a chart; more lines would be indistinguishable.
 const CURVES_MAX: usize = 18;
-/// Ratio of values above which an axis is logarithmic.
+/// Ratio of the largest to the smallest value above which an axis is logarithmic.
 const FAR: f64 = 20.0;
 
 /// A contender and its runs.
@@ -18,11 +18,11 @@ const FAR: f64 = 20.0;
 pub struct Measured<'a> {
     /// Measured contender.
     pub contender: &'a Contender,
-    /// Its valid runs.
+    /// Valid runs of the contender.
     pub reports: &'a [Report],
 }
 
-/// Returns the charts with data, by file name. `by_rate` means that the runs of a contender differ in their rate.
+/// Returns the charts that have data, with their file names. `by_rate`: the runs of a contender differ in their rate.
 pub fn charts(measured: &[Measured<'_>], by_rate: bool) -> Vec<(&'static str, Chart)> {
     let mut found = Vec::new();
     if by_rate {
@@ -42,7 +42,7 @@ pub fn charts(measured: &[Measured<'_>], by_rate: bool) -> Vec<(&'static str, Ch
     found
 }
 
-/// A figure of the first class of a run.
+/// A figure of the first request class of a run.
 type Figure = fn(&Report) -> Option<f64>;
 
 /// Figures that are drawn over a swept key.
@@ -68,7 +68,8 @@ fn chart(title: String, x: Axis, label: &str, mut curves: Vec<Curve>) -> Chart {
     Chart { title, x, y, curves }
 }
 
-/// Builds the chart of latency by percentile, with the axis of HdrHistogram plots: each step to the right is ten times as rare.
+/// Builds the chart of latency by percentile, with the axis of HdrHistogram plots: each equal step to the right divides
+/// the fraction of slower answers by the same factor.
 fn latency_chart(measured: &[Measured<'_>]) -> Chart {
     let curve = |of: &Measured<'_>| {
         let mut all = Latencies::default();
@@ -91,7 +92,7 @@ fn sweep_chart(measured: &[Measured<'_>], key: &str, label: &str, figure: Figure
             values.push(value);
         }
     }
-    // Values that are not numbers are placed in their given order, filters by their selectivity.
+    // Filters are placed by their selectivity; other values that are not numbers in the order of the sweep.
     let place = |of: &Measured<'_>| {
         let value = of.contender.setting.value(key)?;
         let listed = || values.iter().position(|known| *known == value).map(|place| place as f64);

@@ -18,17 +18,17 @@ use super::requests::Target;
 use sterling_core::error::{Error, Result};
 use sterling_core::tasks;
 
-/// Receive buffer of a slow reader; further bytes stay buffered in the server.
+/// Size of the receive buffer of a slow reader; further bytes stay buffered in the server.
 const SLOW_BUFFER_BYTES: u32 = 4096;
 /// Bytes per second that a slow reader reads.
 const SLOW_BYTES_PER_SECOND: usize = 1024;
-/// Pause after a closed connection, or after a slow reader's complete answer.
+/// Pause after a connection was closed, or after a slow reader received a complete answer.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// Status of a complete answer.
+    /// HTTP status of a complete answer.
     Status(u16),
     Error,
     /// No answer until long after the deadline.
@@ -39,8 +39,8 @@ pub(super) enum End {
     Unsent,
 }
 
-/// Runs `work` on a single-threaded runtime, because connections are not shared. The thread polls its connections at
-/// most once per `gather`.
+/// Runs `work` on a single-threaded runtime, because connections are not shared. The thread waits for `gather` before
+/// it polls its connections again.
 pub(super) fn local<T>(gather: Duration, work: impl Future<Output = T>) -> Result<T> {
     let runtime =
         tasks::CALLS.runtime_here(|builder| builder.enable_all().on_thread_park(move || std::thread::sleep(gather)))?;
@@ -72,7 +72,7 @@ struct PersistentConnection {
 /// Connections of one thread to one server.
 pub(super) struct Client {
     target: Target,
-    /// A stack: the last used connection is reused first, so that few are open.
+    /// Stack of unused connections: the last used connection is reused first, so that few connections are open.
     free: RefCell<Vec<PersistentConnection>>,
     permits: Semaphore,
     closed: Cell<usize>,
@@ -104,7 +104,7 @@ impl Client {
         [head.as_bytes(), body].concat()
     }
 
-    /// Sends a request that was due at `due`, and reads the complete answer; `received` receives it.
+    /// Sends a request that was due at `due`, and reads the complete answer, with which `received` is called.
     pub(super) async fn post(
         &self,
         request: &[u8],
@@ -120,7 +120,7 @@ impl Client {
                 _ => return End::Unsent,
             },
         };
-        // Waits beyond the deadline for answers that arrive just then, but not forever.
+        // Waits beyond the deadline for a late answer, but not forever.
         let is_connected = Cell::new(false);
         match timeout_at(deadline + timeout + PAUSE, self.ask(request, &is_connected)).await {
             Ok(Ok(connection)) => {
@@ -157,8 +157,8 @@ impl Client {
         Error::unavailable(format!("http://{}{path}: {why}", self.target.authority))
     }
 
-    /// Sends a request on a free or new connection, and reads the complete answer into it. `is_connected` records whether a
-    /// connection was established.
+    /// Sends a request on a free or new connection, and reads the complete answer into `answer` of the returned
+    /// connection. `is_connected` records whether a connection was established.
     async fn ask(&self, request: &[u8], is_connected: &Cell<bool>) -> std::io::Result<PersistentConnection> {
         loop {
             is_connected.set(false);
@@ -194,7 +194,7 @@ impl Client {
     pub(super) async fn idle(self: Rc<Self>) {
         loop {
             if let Ok(mut stream) = TcpStream::connect(self.target.address).await {
-                // Without a request, the only possible event is the end of the connection.
+                // Without a request, the only possible event of the connection is that the server closes it.
                 let _ = stream.read(&mut [0]).await;
                 self.closed.set(self.closed.get() + 1);
             }
@@ -204,7 +204,7 @@ impl Client {
 
     /// Sends a request, and reads the answer so slowly that a large one fills the server's send buffer.
     pub(super) async fn read_slowly(self: Rc<Self>, path: String, body: Bytes) {
-        // The end of the answer is the end of the connection.
+        // With `connection: close`, the answer ends when the server closes the connection.
         let request = self.request_and("POST", &path, &body, "close");
         loop {
             if self.one_slow_answer(&request).await.is_err() {

@@ -1,6 +1,6 @@
-//! Checks whether an item passes a filter (`docs/reference/filter-language.md`), by the column values that the API returns. It
-//! shares no code with the planes, posting lists and plans of the index, so that the server is checked against an independent
-//! implementation.
+//! Checks whether an item passes a filter (`docs/reference/filter-language.md`), by the column values that the API
+//! returns. The check shares no code with the filter index of the server, so that an independent implementation checks
+//! the server.
 
 use serde_json::{Map, Value};
 
@@ -42,14 +42,14 @@ impl Eligibility {
         }
     }
 
-    /// Returns the column of a leaf, which may be given by its index.
+    /// Returns the name of the column of a leaf; the filter may refer to the column by its index.
     fn column<'a>(&'a self, leaf: &'a Leaf) -> &'a str {
         let name = &leaf.feature;
         let by_place = || name.parse().ok().and_then(|place: usize| self.columns.get(place));
         if self.columns.contains(name) { name } else { by_place().unwrap_or(name) }
     }
 
-    /// Returns whether an item with these column values passes.
+    /// Returns whether an item with these column values passes the filter.
     pub(super) fn passes(&self, values: &Map<String, Value>) -> bool {
         self.holds(&self.expression, values)
     }
@@ -69,7 +69,7 @@ impl Eligibility {
     }
 }
 
-/// Evaluates a test on one value.
+/// Returns whether one value passes a test.
 fn answers(test: &Test, value: &Value) -> bool {
     match (test, value) {
         (Test::Has(texts), Value::String(value)) => texts.contains(value),

@@ -8,11 +8,11 @@ use serde::Serialize;
 
 /// Resolution of the histogram's lower end in nanoseconds, shorter than any request.
 const MIN_NANOS: u64 = 64;
-/// Upper end in nanoseconds, longer than any timeout; longer latencies count as this.
+/// Upper end in nanoseconds, longer than any timeout; longer latencies are recorded as this one.
 const MAX_NANOS: u64 = 3_600_000_000_000;
 /// Significant digits of a latency.
 const DIGITS: u8 = 3;
-/// Points of a percentile curve per halving of the remaining share.
+/// Number of points of a percentile curve each time the remaining fraction halves.
 const CURVE_STEPS: u32 = 4;
 
 /// A collection of latencies.
@@ -44,14 +44,14 @@ impl Latencies {
         self.longest = self.longest.max(others.longest);
     }
 
-    /// Returns the latency in milliseconds that this share does not exceed.
+    /// Returns the latency in milliseconds that a fraction `share` of all latencies does not exceed.
     pub(super) fn at(&self, share: f64) -> f64 {
-        // A bucket is reported by its upper end, which may exceed all its latencies.
+        // A bucket is reported by its upper end, which may exceed all latencies in the bucket.
         let nanos = self.histogram.value_at_quantile(share) as f64;
         nanos.min(self.longest.as_nanos() as f64) / 1e6
     }
 
-    /// Returns the percentiles; `None` without latencies.
+    /// Returns the percentiles; `None` if no latency was recorded.
     pub(super) fn percentiles(&self) -> Option<Latency> {
         (!self.histogram.is_empty()).then(|| Latency {
             mean: self.histogram.mean() / 1e6,
@@ -64,7 +64,8 @@ impl Latencies {
         })
     }
 
-    /// Returns shares that approach 1, each with the latency in milliseconds that it does not exceed.
+    /// Returns fractions of the answers that approach 1, each with the latency in milliseconds that these answers do
+    /// not exceed.
     pub(super) fn curve(&self) -> Vec<(f64, f64)> {
         let points = self.histogram.iter_quantiles(CURVE_STEPS);
         points.map(|point| (point.quantile_iterated_to(), self.at(point.quantile_iterated_to()))).collect()

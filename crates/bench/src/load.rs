@@ -24,8 +24,9 @@ use sterling_core::tasks;
 const TICKS_PER_SECOND: f64 = 100.0;
 /// Rate in requests per second from which requests and answers are processed in groups.
 const GATHER_RATE: f64 = 4000.0;
-/// Interval of grouping. A generator that wakes up per event takes the core from a server on the same machine tens of thousands
-/// of times per second. Measured latencies increase by at most this interval, because they count from the scheduled time.
+/// Interval of grouping. A generator that wakes up per event takes the core from a server on the same machine tens of
+/// thousands of times per second. Grouping increases measured latencies by at most this interval, because they count
+/// from the scheduled time.
 const GATHER: Duration = Duration::from_micros(500);
 /// Preparation time before the first request is due.
 const LEAD: Duration = Duration::from_millis(50);
@@ -39,9 +40,9 @@ pub struct Class {
     pub path: String,
     /// Request bodies; at a rate, all are sent in a random order, repeatedly.
     pub bodies: Vec<Body>,
-    /// Times at which they are sent.
+    /// Times at which the requests are sent.
     pub timing: SendTimes,
-    /// Users per call, if lists were made of single requests; rates count users.
+    /// Users per call, if single requests were combined to lists; rates count users.
     pub batch: usize,
 }
 
@@ -50,9 +51,9 @@ pub struct Class {
 pub struct Load {
     /// Kinds of requests.
     pub classes: Vec<Class>,
-    /// Duration of the run in seconds; a recording determines it.
+    /// Duration of the run in seconds; for a recording, the recording determines the duration.
     pub seconds: f64,
-    /// Distribution of arrivals at a rate.
+    /// Distribution of arrivals, for classes with a rate.
     pub arrivals: Arrivals,
     /// Maximum number of connections with requests.
     pub connections: usize,
@@ -63,9 +64,9 @@ pub struct Load {
     pub slow_readers: usize,
     /// Latency bound for the first class.
     pub bound: Option<Bound>,
-    /// Maximum number of answers of the first class with status 200 that are kept.
+    /// Maximum number of retained answers of the first class with status 200.
     pub kept: usize,
-    /// Seed of the times and of the order of bodies.
+    /// Seed of the request times and of the order of bodies.
     pub seed: u64,
 }
 
@@ -80,7 +81,7 @@ struct Planned {
 type Scheduled = Box<dyn Iterator<Item = Planned> + Send>;
 
 impl Class {
-    /// Returns the calls per second over a duration.
+    /// Returns the mean number of calls per second in a run of `seconds`.
     fn calls_per_second(&self, seconds: f64) -> f64 {
         match &self.timing {
             SendTimes::Rate(rate) => *rate,
@@ -90,7 +91,7 @@ impl Class {
 }
 
 impl Load {
-    /// Returns a load of two seconds with some classes and minimal other settings.
+    /// Returns a two-second load with the given request classes and otherwise minimal settings.
     #[cfg(test)]
     pub(super) fn of(classes: Vec<Class>) -> Self {
         let arrivals = Arrivals::Constant;
@@ -104,7 +105,7 @@ impl Load {
         if rate < GATHER_RATE { Duration::ZERO } else { GATHER }
     }
 
-    fn of_class(&self, class: usize) -> Scheduled {
+    fn schedule_of_class(&self, class: usize) -> Scheduled {
         let Class { bodies, timing, .. } = &self.classes[class];
         let seed = self.seed.wrapping_add(class as u64);
         match timing {
@@ -123,7 +124,7 @@ impl Load {
     /// Returns all requests in order of time, computed lazily: a long run needs no more memory than a short one.
     fn schedule(&self) -> impl Iterator<Item = Planned> + Send + use<> {
         let mut classes: Vec<Peekable<Scheduled>> =
-            (0..self.classes.len()).map(|class| self.of_class(class).peekable()).collect();
+            (0..self.classes.len()).map(|class| self.schedule_of_class(class).peekable()).collect();
         std::iter::from_fn(move || {
             let next = classes.iter_mut().enumerate();
             let (_, class) = next.filter_map(|(class, planned)| Some((planned.peek()?.at, class))).min()?;
@@ -151,7 +152,7 @@ pub fn run(target: &Target, load: &Load) -> Result<Report> {
     Ok(Report::new(target.url(), load.seconds, classes, generator, load.bound).keeping(sent.kept.into_kept()))
 }
 
-/// A serialized request, its body, and its timeout.
+/// A serialized request, the request's body, and its timeout.
 struct Ready {
     request: Vec<u8>,
     body: Bytes,
@@ -170,7 +171,7 @@ fn ready(client: &Client, class: &Class) -> Vec<Ready> {
 /// Outcomes of all requests.
 struct Outcomes {
     tallies: Vec<Tally>,
-    /// Delay of each request's sending.
+    /// Delays with which requests were sent.
     late: Latencies,
     /// Idle connections and slow readers that the server closed.
     closed_by_server: usize,
@@ -187,7 +188,7 @@ async fn send(client: Rc<Client>, load: &Load) -> Result<Outcomes> {
         let body = class.bodies[number % class.bodies.len()].for_many_results();
         misbehaving.spawn_local(client.clone().read_slowly(class.path.clone(), body));
     }
-    // Idle connections and slow readers connect before the run, so that the server is measured with them.
+    // Idle connections and slow readers connect before the run, so that they are open while the server is measured.
     tokio::time::sleep(LEAD * u32::from(!misbehaving.is_empty()) * 10).await;
 
     let all: Rc<[Vec<Ready>]> = load.classes.iter().map(|class| ready(&client, class)).collect();
@@ -224,8 +225,9 @@ async fn send(client: Rc<Client>, load: &Load) -> Result<Outcomes> {
     Ok(Outcomes { tallies, late, closed_by_server: client.closed(), kept })
 }
 
-/// Delivers each request when it is due. A sleeping thread wakes up within tens of microseconds, while the runtime's timer has a
-/// resolution of one millisecond. Requests due within `gather` of each other are delivered together.
+/// Delivers each request when it is due. A sleeping thread wakes up within tens of microseconds, while the runtime's
+/// timer has a resolution of one millisecond. Requests that are due within `gather` of each other are delivered
+/// together.
 fn pace(
     start: Instant,
     planned: impl Iterator<Item = Planned> + Send + 'static,

@@ -1,12 +1,12 @@
 //! Search for the highest rate that a server sustains.
 
+use super::interleaved::counted;
 use super::report::Report;
-use super::turns::counted;
 use sterling_core::error::Result;
 
-/// Without a latency bound, a rate is sustained if this share of its requests is answered in time.
+/// Without a latency bound, a rate is sustained if this fraction of its requests is answered in time.
 const FOLLOWED: f64 = 0.99;
-/// Factor between rates as long as the server sustains them.
+/// Factor from one rate to the next while the server sustains the rates.
 const STEP: f64 = 1.5;
 /// Number of bisections between the last sustained and the first failed rate.
 const HALVINGS: usize = 4;
@@ -16,19 +16,23 @@ const STEPS_MAX: usize = 24;
 /// Capacity of a server.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
 pub struct Peak {
-    /// Highest tested rate that it sustained; 0 if none.
+    /// Highest tested rate that the server sustained; 0 if it sustained no rate.
     pub rate: f64,
     /// Highest goodput at any rate.
     pub goodput: f64,
     /// Run at the highest sustained rate.
     #[serde(skip)]
     pub report: Option<Report>,
+    /// Reason why the runs at the lowest rate above `rate` were void; the server may then sustain more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub void: Option<String>,
 }
 
 impl Peak {
     /// Adds a run at a rate; returns whether the server sustained it.
     fn follows(&mut self, rate: f64, report: Report) -> bool {
-        if report.void.is_some() {
+        if let Some(reason) = &report.void {
+            self.void = Some(format!("at {rate:.1} requests per second {reason}"));
             return false;
         }
         let class = &report.classes[0];
@@ -37,7 +41,10 @@ impl Peak {
             Some(server) => server.is_valid(),
             None => class.ok as f64 >= class.requests as f64 * FOLLOWED,
         };
-        if follows && rate > self.rate {
+        if !follows {
+            // Each rate that is lost is below those before it.
+            self.void = None;
+        } else if rate > self.rate {
             (self.rate, self.report) = (rate, Some(report));
         }
         follows
@@ -45,7 +52,8 @@ impl Peak {
 }
 
 /// Searches the peak rate of the first class, starting at `first`; `run` runs the load at a rate. With a latency bound, a rate is
-/// sustained if its run is valid. A rate whose runs are repeatedly void counts as not sustained.
+/// sustained if its run is valid. A rate whose runs are repeatedly void counts as not sustained; if it bounds the peak, the peak
+/// has the reason.
 ///
 /// # Errors
 /// Errors of `run`.
@@ -122,5 +130,11 @@ mod tests {
         let run = |rate: f64| Ok(served(rate, 1e9, if rate > 1000.0 { 50.0 } else { 0.1 }, None));
         let peak = find_peak(100.0, run).unwrap();
         assert!(peak.rate > 900.0 && peak.rate <= 1000.0, "{peak:?}");
+        assert!(peak.void.unwrap().contains("requests per second the generator fell behind"));
+        // The server's own limit is below the generator's.
+        let run = |rate: f64| Ok(served(rate, 480.0, if rate > 1000.0 { 50.0 } else { 0.1 }, None));
+        assert_eq!(find_peak(400.0, run).unwrap().void, None);
+        let all = find_peak(100.0, |rate| Ok(served(rate, 480.0, 50.0, None))).unwrap();
+        assert!(all.rate == 0.0 && all.void.is_some(), "{all:?}");
     }
 }

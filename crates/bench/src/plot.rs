@@ -19,7 +19,7 @@ pub struct Axis {
     pub label: String,
     /// True if the scale is logarithmic.
     pub is_logarithmic: bool,
-    /// Labelled values; round numbers if empty.
+    /// Labelled values; if empty, round numbers are labelled.
     pub ticks: Vec<(f64, String)>,
 }
 
@@ -129,7 +129,7 @@ fn text(out: &mut String, (x, y): (f64, f64), more: &str, words: &str) {
 }
 
 impl Chart {
-    /// Renders the chart. Points that an axis cannot show, such as zeros on a logarithmic one, are omitted.
+    /// Renders the chart. Points that an axis cannot show, such as zeros on a logarithmic axis, are omitted.
     pub fn svg(&self) -> String {
         let (width, height) = SIZE;
         let (left, right, top, bottom) = EDGES;

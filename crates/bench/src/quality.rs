@@ -1,9 +1,9 @@
-//! Quality of timed answers: after the run, a sample of them is requested again with exact search, from the version that
+//! Quality of timed answers: after the run, a sample of the requests is repeated with exact search, in the version that
 //! answered.
 //!
-//! *Recall* is the share of the exact answer's items that the timed one had. *Filters* are checked in two ways: every item of a
-//! timed answer must pass its filter by the column values that the API returns (`eligible`), and no timed answer may have fewer
-//! items than the exact one.
+//! *Recall* is the fraction of the exact answer's items that the timed answer had. *Filters* are checked in two ways:
+//! every item of a timed answer must pass the request's filter by the column values that the API returns (`eligible`),
+//! and no timed answer may have fewer items than the exact answer.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -23,7 +23,7 @@ use super::schedule::Random;
 use sterling_core::error::{Error, Result};
 use sterling_core::limits;
 
-/// Request fields that affect the search or the format of a retrieval, not its exact result.
+/// Request fields that affect how a retrieval is searched or formatted, not its exact result.
 const OF_THE_SEARCH: [&str; 8] =
     ["recall", "probes", "exact", "columns", "explain", "format", "priority", "timeout_ms"];
 
@@ -32,31 +32,32 @@ const OF_THE_SEARCH: [&str; 8] =
 pub struct Quality {
     /// Number of answers compared with exact ones.
     pub answers: usize,
-    /// Mean recall of these answers.
+    /// Mean recall of the compared answers.
     pub recall: Option<f64>,
     /// Confidence interval of the mean recall over all answers of the run.
     pub recall_interval: Option<Interval>,
-    /// Number of these answers with a filter.
+    /// Number of compared answers with a filter.
     pub filtered: usize,
-    /// Items of these that do not pass their filter.
+    /// Number of items of filtered answers that do not pass the filter.
     pub ineligible_items: usize,
-    /// Answers with fewer items than the exact one.
+    /// Number of answers with fewer items than the exact answer.
     pub short: usize,
-    /// Further answers that could not be compared: their version or position no longer exists, or the exact search was rejected.
+    /// Number of answers that could not be compared: their version or position no longer exists, or the exact search
+    /// was rejected.
     pub not_compared: usize,
 }
 
 impl fmt::Display for Quality {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Quality { answers, filtered, ineligible_items, short, not_compared, .. } = self;
-        write!(f, "quality: {answers} answers compared with exact ones")?;
+        write!(f, "quality: {answers} answers compared with exact search")?;
         if let Some(recall) = self.recall {
             write!(f, ": recall {recall:.4}")?;
         }
         if let Some(Interval { low, high }) = self.recall_interval {
             write!(f, " [{low:.4}, {high:.4}]")?;
         }
-        write!(f, ", {short} shorter; {filtered} under a filter: {ineligible_items} items that do not pass")?;
+        write!(f, ", {short} had fewer items; {filtered} had a filter: {ineligible_items} items do not pass it")?;
         if *not_compared > 0 {
             write!(f, "; {not_compared} more could not be compared")?;
         }
@@ -69,15 +70,15 @@ impl fmt::Display for Quality {
 struct Compared {
     recall: f64,
     is_short: bool,
-    /// Number of items that do not pass the filter; `None` without a filter.
+    /// Number of items that do not pass the filter; `None` if the request has no filter.
     ineligible: Option<usize>,
 }
 
-/// Repeats requests of a model with exact search and evaluates the timed answers. Of an answer to a list, one random result is
-/// compared.
+/// Repeats requests of a model with exact search and evaluates the timed answers. If a request is a list, one random
+/// entry of the list is compared.
 ///
 /// # Errors
-/// A server that no longer answers.
+/// A server that does not answer.
 pub fn check(target: &Target, model: &str, answers: &[TimedAnswer], seed: u64) -> Result<Quality> {
     local(Duration::ZERO, async {
         let client = Client::new(target.clone(), 1);
@@ -99,7 +100,7 @@ fn summed(compared: &[Compared], requested: usize, seed: u64) -> Quality {
     Quality {
         answers: compared.len(),
         recall: (!recalls.is_empty()).then(|| recalls.iter().sum::<f64>() / recalls.len() as f64),
-        recall_interval: bootstrap::of_mean(&recalls, seed),
+        recall_interval: bootstrap::mean_interval(&recalls, seed),
         filtered: compared.iter().filter(|answer| answer.ineligible.is_some()).count(),
         ineligible_items: compared.iter().filter_map(|answer| answer.ineligible).sum(),
         short: compared.iter().filter(|answer| answer.is_short).count(),
@@ -116,7 +117,7 @@ struct Timed {
 }
 
 impl Timed {
-    /// Parses a timed answer; `None` if it cannot be compared.
+    /// Parses a timed answer; `None` if the answer cannot be compared.
     fn of(timed: &TimedAnswer, random: &mut Random) -> Option<Self> {
         let request: Value = serde_json::from_slice(&timed.request).ok()?;
         let answer: Value = serde_json::from_slice(&timed.answer).ok()?;
@@ -138,7 +139,7 @@ impl Timed {
         })
     }
 
-    /// Returns the request without some fields and with others.
+    /// Returns the request as a body, without the fields `without` and with the fields `more`.
     fn body(&self, without: &[&str], more: [(&str, Value); 2]) -> Vec<u8> {
         let mut body = self.request.clone();
         body.retain(|name, _| !without.contains(&name.as_str()) && name != "cursor");
@@ -152,7 +153,7 @@ impl Timed {
     }
 }
 
-/// Returns the ids of an answer in items or columns format.
+/// Returns the item ids of an answer in either format (`items` or `columns`).
 fn ids(answer: &Value) -> Option<Vec<i64>> {
     match answer["items"].as_array() {
         Some(items) => items.iter().map(|item| item["id"].as_i64()).collect(),
@@ -168,7 +169,7 @@ struct Checker<'a> {
 }
 
 impl Checker<'_> {
-    /// Compares an answer with the exact one; `None` if it cannot be compared.
+    /// Compares a timed answer with the exact answer; `None` if the answer cannot be compared.
     async fn compare(&self, answer: &TimedAnswer, random: &mut Random) -> Result<Option<Compared>> {
         let Some(timed) = Timed::of(answer, random) else { return Ok(None) };
         let Some(exact) = self.ask(&timed, "retrieve", timed.body(&OF_THE_SEARCH, exactly())).await? else {
@@ -185,7 +186,7 @@ impl Checker<'_> {
         Ok(Some(Compared { recall: recall(&timed.ids, &exact), is_short: timed.ids.len() < exact.len(), ineligible }))
     }
 
-    /// Counts the items of an answer that do not pass a filter; `None` if that is unknown.
+    /// Counts the items of an answer that do not pass a filter; `None` if the server cannot rank these items.
     async fn ineligible(&self, timed: &Timed, filter: &str) -> Result<Option<usize>> {
         let Ok(filter) = Eligibility::new(filter, &self.columns) else { return Ok(None) };
         if timed.ids.is_empty() {
@@ -204,12 +205,13 @@ impl Checker<'_> {
         Ok(Some(items.len() - items.iter().filter(passes).count()))
     }
 
-    /// Sends a call to the version of a timed answer, at its position; `None` if these no longer exist or the call is rejected.
+    /// Sends a call to the version and position of a timed answer; `None` if these no longer exist or the call is
+    /// rejected.
     async fn ask(&self, timed: &Timed, call: &str, body: Vec<u8>) -> Result<Option<Value>> {
         let path = format!("/v1/models/{}/versions/{}:{call}", self.model, timed.version);
         let (status, answer) = self.client.answer(&Method::POST, &path, &body).await?;
         if status == 401 || status == 403 {
-            return Err(Error::unavailable(format!("{path}: answered {status}")));
+            return Err(Error::unavailable(format!("{path}: answered {status}, expected 200")));
         }
         let answer: Option<Value> = serde_json::from_slice(&answer).ok().filter(|_| status == 200);
         Ok(answer.filter(|answer| answer["position"] == timed.position))
@@ -220,7 +222,7 @@ fn exactly() -> [(&'static str, Value); 2] {
     [("exact", json!(true)), ("explain", json!(false))]
 }
 
-/// Returns the share of the exact items that are in the timed answer; 1 if there are none.
+/// Returns the fraction of the exact items that are in the timed answer; 1 if there are no exact items.
 fn recall(timed: &[i64], exact: &[i64]) -> f64 {
     if exact.is_empty() {
         return 1.0;
@@ -229,7 +231,8 @@ fn recall(timed: &[i64], exact: &[i64]) -> f64 {
     exact.iter().filter(|id| timed.contains(id)).count() as f64 / exact.len() as f64
 }
 
-/// Returns the server's estimate of the share of items that pass a filter, from an explained request; `None` for a list request.
+/// Returns the server's estimate of the fraction of items that pass a filter, from an explained request; `None` for a
+/// list request.
 ///
 /// # Errors
 /// A server that does not answer, or answers without an explanation.
@@ -243,15 +246,15 @@ pub fn selectivity(target: &Target, path: &str, request: &Body, filter: &str) ->
     })??;
     match answer["explain"]["pass_rate"].as_f64() {
         Some(share) => Ok(Some(share)),
-        None => Err(Error::unavailable(format!("{path}: an answer without `explain.pass_rate`"))),
+        None => Err(Error::unavailable(format!("{path}: the answer has no `explain.pass_rate`"))),
     }
 }
 
 /// Sends a request once, to report why a server rejects it before a run sends many. A server that does not answer in
-/// time is no error here: the run reports it.
+/// time is no error here, because the run reports that.
 ///
 /// # Errors
-/// `Invalid` with the server's reason if it rejects the request itself.
+/// `Invalid` with the server's reason if the server rejects the request with status 400 or 422.
 pub fn accepts(target: &Target, path: &str, request: &Body) -> Result<()> {
     let client = Client::new(target.clone(), 1);
     let answer = local(Duration::ZERO, async {
@@ -318,7 +321,7 @@ mod tests {
         assert_eq!((found.answers, found.recall, found.short), (10, Some(0.5), 1));
         assert_eq!((found.filtered, found.ineligible_items, found.not_compared), (4, 6, 2));
         let reported = found.to_string();
-        for part in ["10 answers", "recall 0.5000 [0.", "1 shorter", "4 under a filter: 6 items", "2 more"] {
+        for part in ["10 answers", "recall 0.5000 [0.", "1 had fewer items", "4 had a filter: 6 items", "2 more"] {
             assert!(reported.contains(part), "{reported}");
         }
         let none = summed(&[], 3, 1);

@@ -17,7 +17,7 @@ use super::requests::{Body, read_lines};
 use super::schedule::SendTimes;
 use sterling_core::error::{Error, Result};
 
-/// Longest recording in seconds, as replayed.
+/// Maximum duration of a replayed recording in seconds.
 const SECONDS_MAX: f64 = 86_400.0;
 
 #[derive(Deserialize)]
@@ -27,7 +27,7 @@ struct Recorded {
     body: Map<String, Value>,
 }
 
-/// Reads the requests of a recording in order of time, starting at 0, sped up by `speed`.
+/// Reads the requests of a recording in order of time. Times start at 0 and are divided by `speed`.
 ///
 /// # Errors
 /// An unreadable file; an invalid line, with its number; requests that are all at the same time, or more than a day apart.
@@ -41,7 +41,7 @@ pub fn read_recording(path: &Path, speed: f64, timeout: Duration) -> Result<(Vec
     let seconds = (last - first) / speed;
     // The comparison also rejects NaN.
     if !(seconds > 0.0 && seconds <= SECONDS_MAX) {
-        let named = format!("{}: its requests are within {seconds} s at this speed", path.display());
+        let named = format!("{}: the requests of the recording span {seconds} s at this speed", path.display());
         return Err(Error::invalid(format!("{named}, expected more than 0, at most {SECONDS_MAX}")));
     }
     let times: Arc<[Duration]> =
@@ -84,9 +84,9 @@ mod tests {
             ("{\"time\": 1e999, \"body\": {}}", "line 1: number out of range"),
             ("{\"time\": 1, \"body\": []}", "line 1: invalid type"),
             ("{\"time\": 1}", "line 1: missing field `body`"),
-            ("{\"time\": 1, \"body\": {}}", "within 0 s"),
-            ("{\"time\": 1, \"body\": {}}\n{\"time\": 90000, \"body\": {}}", "within 89999 s"),
-            ("{\"time\": -1e308, \"body\": {}}\n{\"time\": 1e308, \"body\": {}}", "within inf s"),
+            ("{\"time\": 1, \"body\": {}}", "span 0 s"),
+            ("{\"time\": 1, \"body\": {}}\n{\"time\": 90000, \"body\": {}}", "span 89999 s"),
+            ("{\"time\": -1e308, \"body\": {}}\n{\"time\": 1e308, \"body\": {}}", "span inf s"),
         ] {
             let error = read(text, 1.0).unwrap_err().to_string();
             assert!(error.contains("recording.jsonl") && error.contains(reason), "{text}: {error}");

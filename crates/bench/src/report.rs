@@ -11,10 +11,10 @@ use super::latency::{Latencies, Latency};
 use super::quality::Quality;
 use super::sample::TimedAnswer;
 
-/// Maximum p99 delay of sending in milliseconds; beyond it, the load differed from the requested one. With a latency bound, half
-/// of the bound if that is less.
+/// Maximum p99 of the sending delay in milliseconds; beyond it, the load differed from the requested one. With a
+/// latency bound, half of the bound applies if that is less.
 const LATE_MS_MAX: f64 = 10.0;
-/// Maximum share of requests without a free connection; beyond it, the load differed from the requested one.
+/// Maximum fraction of requests without a free connection; beyond it, the load differed from the requested one.
 const UNSENT_MAX: f64 = 0.01;
 
 /// A completed request.
@@ -22,7 +22,7 @@ const UNSENT_MAX: f64 = 0.01;
 pub(super) struct Sample {
     pub(super) class: usize,
     pub(super) end: End,
-    /// Latency from its scheduled time.
+    /// Time from the scheduled sending to the end of the answer.
     pub(super) latency: Duration,
     pub(super) in_time: bool,
 }
@@ -32,7 +32,7 @@ pub(super) struct Sample {
 pub struct ClassReport {
     /// Name of the class.
     pub class: String,
-    /// Users per request, if lists were made of single ones.
+    /// Users per request, if single requests were combined to lists.
     pub batch: usize,
     /// Scheduled requests.
     pub requests: usize,
@@ -54,7 +54,7 @@ pub struct ClassReport {
     pub errors: usize,
     /// Requests abandoned long after their deadline.
     pub no_answer: usize,
-    /// Requests abandoned then without an established connection.
+    /// Requests abandoned long after their deadline without an established connection.
     pub no_connection: usize,
     /// Requests without a free connection until their deadline.
     pub unsent: usize,
@@ -65,7 +65,8 @@ pub struct ClassReport {
     pub answered_ms: Option<Latency>,
     /// Latencies of the answers with status 503.
     pub refused_ms: Option<Latency>,
-    /// Shares of the answers with status 200 that approach 1, each with the latency in milliseconds that it does not exceed.
+    /// Fractions of the answers with status 200 that approach 1, each with the latency in milliseconds that these
+    /// answers do not exceed.
     pub answered_curve: Vec<(f64, f64)>,
     /// All latencies of the answers with status 200.
     #[serde(skip)]
@@ -159,9 +160,9 @@ impl fmt::Display for ClassReport {
 /// Statistics of the generator itself.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Generator {
-    /// Processor cores that it used, if the system reports that.
+    /// Processor cores that the generator used, if the system reports that.
     pub cores: Option<f64>,
-    /// p99 of the delay of sending, in milliseconds.
+    /// p99 of the delays with which requests were sent, in milliseconds.
     pub late_ms_p99: f64,
     /// Idle connections and slow readers that the server closed.
     pub closed_by_server: usize,
@@ -204,9 +205,9 @@ impl Report {
         let late = generator.late_ms_p99;
         let late_max = bound.map_or(LATE_MS_MAX, |bound| LATE_MS_MAX.min(bound.latency_ms / 2.0));
         let void = if late > late_max {
-            Some(format!("the generator fell behind: p99 of its delays {late:.1} ms, expected at most {late_max} ms"))
+            Some(format!("the generator fell behind: p99 of delays is {late:.1} ms, expected at most {late_max} ms"))
         } else if unsent as f64 > requests as f64 * UNSENT_MAX {
-            Some(format!("{unsent} of {requests} requests found no free connection: more --connections are needed"))
+            Some(format!("{unsent} of {requests} requests found no free connection: expected more --connections"))
         } else {
             None
         };
@@ -234,7 +235,7 @@ impl fmt::Display for Report {
         if let Some(cores) = cores {
             write!(f, "{cores:.2} cores, ")?;
         }
-        write!(f, "p99 of its delays {late_ms_p99:.2} ms")?;
+        write!(f, "p99 of sending delays {late_ms_p99:.2} ms")?;
         if *closed_by_server > 0 {
             write!(f, ", {closed_by_server} idle or slow connections closed by the server")?;
         }

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::schedule::Random;
 use sterling_core::error::{Error, Result};
 
-/// Fields of a line that describe the user and do not belong to the request, as in a package's `heldout.jsonl`.
+/// Fields of a line of a package's `heldout.jsonl` that describe the user and are not fields of a request.
 const DESCRIPTIVE: [&str; 2] = ["user", "held"];
 
 /// Number of results that a slow reader requests: a few hundred kilobytes.
@@ -25,8 +25,8 @@ pub struct Body {
 }
 
 impl Body {
-    /// Creates a body with a timeout: `timeout`, unless it has one. For a list of requests, each gets one, and the longest
-    /// applies.
+    /// Creates a body with a timeout: `timeout`, unless the fields set one. In a list, each request gets a timeout, and
+    /// the longest of these applies to the body.
     pub(super) fn new(mut fields: Map<String, Value>, timeout: Duration) -> Self {
         let limit = |fields: &mut Map<String, Value>| {
             let millis = timeout.as_millis() as u64;
@@ -47,7 +47,7 @@ impl Body {
         serde_json::from_slice(&self.bytes).unwrap_or_default()
     }
 
-    /// Returns the same request, or each request of a list, with other fields.
+    /// Returns the same request with other values of some fields; for a list, each of its requests is changed.
     pub(super) fn with(&self, others: &[(String, Value)]) -> Self {
         let mut fields = self.fields();
         let set = |request: &mut Map<String, Value>| request.extend(others.iter().cloned());
@@ -65,7 +65,8 @@ impl Body {
         Body::new([("requests".to_owned(), Value::Array(requests))].into_iter().collect(), longest)
     }
 
-    /// Returns the request for so large a `k` that its answer fills the buffers of a connection; a list is returned unchanged.
+    /// Returns the request with a `k` so large that the answer fills the buffers of a connection; a list is returned
+    /// unchanged.
     pub(super) fn for_many_results(&self) -> Bytes {
         let mut fields = self.fields();
         if fields.is_empty() || fields.contains_key("requests") {
@@ -75,7 +76,7 @@ impl Body {
         Value::Object(fields).to_string().into()
     }
 
-    /// Returns whether it is a list of requests.
+    /// Returns whether the body is a list of requests.
     pub(super) fn is_list(&self) -> bool {
         self.fields().contains_key("requests")
     }
@@ -88,11 +89,11 @@ impl Body {
 pub fn read_bodies(path: &Path, timeout: Duration) -> Result<Vec<Body>> {
     read_lines(path, |line| match serde_json::from_str(line).map_err(|e| e.to_string())? {
         Value::Object(fields) => Ok(Body::new(fields, timeout)),
-        other => Err(format!("got {other}, expected a JSON object, the body of a request")),
+        other => Err(format!("got {other}, expected the body of a request, a JSON object")),
     })
 }
 
-/// Converts each non-blank line of a file; there must be at least one.
+/// Converts each non-blank line of a file; a file without such lines is an error.
 pub(super) fn read_lines<T>(path: &Path, read: impl Fn(&str) -> std::result::Result<T, String>) -> Result<Vec<T>> {
     let text = std::fs::read_to_string(path).map_err(|e| Error::io(path.display(), e))?;
     let invalid = |line: usize, what: String| Error::invalid(format!("{}: line {line}: {what}", path.display()));
@@ -100,12 +101,12 @@ pub(super) fn read_lines<T>(path: &Path, read: impl Fn(&str) -> std::result::Res
     let found: Vec<T> =
         lines.map(|(number, line)| read(line).map_err(|what| invalid(number + 1, what))).collect::<Result<_>>()?;
     if found.is_empty() {
-        return Err(Error::invalid(format!("{}: no requests", path.display())));
+        return Err(Error::invalid(format!("{}: no requests, expected one per line", path.display())));
     }
     Ok(found)
 }
 
-/// Returns retrievals with random vectors.
+/// Returns retrieval requests with random query vectors.
 pub fn random_vectors(dimension: usize, count: usize, seed: u64, timeout: Duration) -> Vec<Body> {
     let mut random = Random::new(seed);
     let mut body = || {
@@ -115,10 +116,10 @@ pub fn random_vectors(dimension: usize, count: usize, seed: u64, timeout: Durati
     (0..count).map(|_| body()).collect()
 }
 
-/// A server.
+/// A server that is measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// `HOST:PORT`
+    /// `HOST:PORT` of the URL.
     pub(super) authority: String,
     pub(super) address: SocketAddr,
     /// API key, if the server requires one.
@@ -135,7 +136,7 @@ impl Target {
         let rest = url.strip_prefix("http://").ok_or_else(|| invalid("no http URL"))?;
         let authority = rest.strip_suffix('/').unwrap_or(rest);
         let mut found = authority.to_socket_addrs().map_err(|e| invalid(&e.to_string()))?;
-        let address = found.next().ok_or_else(|| invalid("no such host"))?;
+        let address = found.next().ok_or_else(|| invalid("the host has no address"))?;
         Ok(Target { authority: authority.to_owned(), address, key: None })
     }
 

@@ -7,7 +7,7 @@ use super::schedule::Random;
 /// Maximum bytes of sampled answers; long answers reduce their number.
 const BYTES_MAX: usize = 256 << 20;
 
-/// A request and its answer.
+/// A timed request and its answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimedAnswer {
     pub(super) request: Bytes,
@@ -29,7 +29,7 @@ impl Reservoir {
         Reservoir { kept: Vec::new(), most, seen: 0, bytes: 0, bytes_max: BYTES_MAX, random: Random::new(seed) }
     }
 
-    /// Offers an answer to the sample; `read` is called if it is taken.
+    /// Offers an answer to the sample; `read` returns the answer's body and is called only if the answer is sampled.
     pub(super) fn offer(&mut self, request: &Bytes, read: impl FnOnce() -> Vec<u8>) {
         self.seen += 1;
         let place = if self.kept.len() < self.most { self.kept.len() } else { self.random.below(self.seen) };
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn every_answer_is_as_likely_to_be_kept_as_any_other() {
+    fn answers_are_sampled_uniformly() {
         for bytes_max in [BYTES_MAX, 40] {
             let mut times = [0u32; 20];
             for seed in 0..4000 {

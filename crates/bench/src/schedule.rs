@@ -20,7 +20,7 @@ pub enum Arrivals {
 pub enum SendTimes {
     /// Rate in requests per second.
     Rate(f64),
-    /// Time of each body from the start, ascending.
+    /// Time from the start of the run at which each body is sent, ascending.
     Recorded(Arc<[Duration]>),
 }
 
@@ -75,7 +75,7 @@ pub(super) fn times(arrivals: Arrivals, rate: f64, seconds: f64, seed: u64) -> i
     })
 }
 
-/// Returns the body of each request, of `count`: all in a random order, repeatedly.
+/// Returns the index of each request's body: all `count` bodies in a random order, repeatedly.
 pub(super) fn order(count: usize, seed: u64) -> impl Iterator<Item = usize> {
     let mut random = Random::new(!seed);
     let mut order: Vec<usize> = (0..count).collect();

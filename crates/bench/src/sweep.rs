@@ -19,7 +19,7 @@ const SETTINGS_MAX: usize = 1000;
 /// Maximum users per call, the limit of the API.
 const BATCH_MAX: u64 = 1024;
 
-/// A key and its values.
+/// A varying key and the key's values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sweep {
     key: String,
@@ -27,10 +27,10 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// Parses a sweep such as `k=10,100,1000`. Values are JSON if they parse as such, else texts.
+    /// Parses a sweep such as `k=10,100,1000`. Values that parse as JSON are JSON, all others are texts.
     ///
     /// # Errors
-    /// Another form, an unknown key, or an invalid value of the key.
+    /// Text that is not `KEY=VALUE,...`, an unknown key, or an invalid value of the key.
     pub fn parse(text: &str) -> Result<Self> {
         let invalid = |expected: &str| Error::invalid(format!("sweep `{text}`: expected {expected}"));
         let (key, values) = text.split_once('=').ok_or_else(|| invalid("KEY=VALUE,VALUE,..."))?;
@@ -50,7 +50,7 @@ impl Sweep {
             _ => value.is_u64(),
         };
         match values.iter().find(|value| !fits(value)) {
-            Some(value) => Err(invalid(&format!("values that `{key}` may have, got {value}"))),
+            Some(value) => Err(invalid(&format!("values of the type of `{key}`, got {value}"))),
             None => Ok(Sweep { key: key.to_owned(), values }),
         }
     }
@@ -64,7 +64,7 @@ impl Sweep {
 /// Reads filters by name from a JSON object.
 ///
 /// # Errors
-/// An unreadable file, or one that is not an object of texts.
+/// A file that cannot be read, or is not a JSON object of texts.
 pub fn read_filters(path: &Path) -> Result<BTreeMap<String, String>> {
     let text = std::fs::read_to_string(path).map_err(|e| Error::io(path.display(), e))?;
     serde_json::from_str(&text)
@@ -80,12 +80,12 @@ pub struct Setting {
 /// Returns every combination of the sweeps' values; the last sweep varies fastest. Without sweeps, returns one empty setting.
 ///
 /// # Errors
-/// A key that is swept twice, or too many settings.
+/// A key of two sweeps, or too many combinations.
 pub fn grid(sweeps: &[Sweep]) -> Result<Vec<Setting>> {
     let mut settings = vec![Setting::default()];
     for Sweep { key, values } in sweeps {
         if settings[0].values.iter().any(|(known, _)| known == key) {
-            return Err(Error::invalid(format!("sweep of `{key}`: it is swept twice")));
+            return Err(Error::invalid(format!("sweep of `{key}`: given twice, expected once")));
         }
         let count = settings.len() * values.len();
         if count > SETTINGS_MAX {
@@ -102,17 +102,17 @@ pub fn grid(sweeps: &[Sweep]) -> Result<Vec<Setting>> {
 }
 
 impl Setting {
-    /// Returns the value of a key.
+    /// Returns the value of a key; `None` if the key does not vary.
     pub fn value(&self, key: &str) -> Option<&Value> {
         self.values.iter().find(|(known, _)| known == key).map(|(_, value)| value)
     }
 
-    /// Returns the setting without a key.
+    /// Returns the setting without one of its keys.
     pub fn without(&self, key: &str) -> Self {
         Setting { values: self.values.iter().filter(|(known, _)| known != key).cloned().collect() }
     }
 
-    /// Returns whether nothing varies.
+    /// Returns whether no key varies.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }
@@ -122,11 +122,11 @@ impl Setting {
         self.values.iter().cloned().collect()
     }
 
-    /// Applies the setting to the first class of a load; filters are looked up by name. Rates count users, so calls with lists
-    /// are sent less often.
+    /// Applies the setting to the first class of a load; the values of `filter` are names in `filters`. Rates count
+    /// users, so calls with lists are sent less often.
     ///
     /// # Errors
-    /// An unknown filter name, a rate for a recording, or lists to be made of lists.
+    /// An unknown filter name, a rate or lists for a recording, or a `batch` of requests that are lists already.
     pub fn of(&self, load: &Load, filters: &BTreeMap<String, String>) -> Result<Load> {
         let mut load = load.clone();
         let class = &mut load.classes[0];
@@ -156,7 +156,7 @@ impl Setting {
             (Some(rate), SendTimes::Rate(_)) => SendTimes::Rate(rate / class.batch as f64),
             (None, recorded) if class.batch == 1 => recorded.clone(),
             _ => {
-                return Err(Error::invalid("a recording fixes rate and calls: `rate` and `batch` cannot be swept"));
+                return Err(Error::invalid("a recording sets rate and calls, expected no sweep of `rate` or `batch`"));
             }
         };
         Ok(load)
@@ -176,7 +176,7 @@ impl fmt::Display for Setting {
     }
 }
 
-/// Combines requests to lists of `users` requests, until each request is in at least one list.
+/// Combines requests to lists of `users` requests; each request is in at least one list.
 fn lists(bodies: &[Body], users: usize) -> Result<Vec<Body>> {
     if bodies.iter().any(Body::is_list) {
         return Err(Error::invalid("batch: got requests that are lists already, expected single requests"));
@@ -225,7 +225,7 @@ mod tests {
     fn invalid_sweeps_are_rejected() {
         for (sweep, reason) in [
             ("k", "KEY=VALUE"),
-            ("vector=1", "one of the keys"),
+            ("vector=1", "expected one of the keys k,"),
             ("k=", "got \"\""),
             ("k=1,,2", "got \"\""),
             ("k=-1", "got -1"),

@@ -270,7 +270,7 @@ const METRICS: &[Metric] = &[
         "sterling_device_table_planned_hit_rate",
         Gauge,
         Open("table"),
-        "the same share as planned by the placement",
+        "planned share of rows found in device memory, of a table that is partly cached there",
     ),
     metric("sterling_journal_commit_seconds", Histogram, Labels::None, "time until updates were durable"),
     metric(
@@ -285,7 +285,12 @@ const METRICS: &[Metric] = &[
         Model,
         "updates that a start would replay for the active version",
     ),
-    metric("sterling_journal_backlog_bytes", Gauge, Model, "approximate bytes of those updates"),
+    metric(
+        "sterling_journal_backlog_bytes",
+        Gauge,
+        Model,
+        "approximate bytes of the updates that a start would replay",
+    ),
     metric("sterling_journal_backlog_ratio", Gauge, Model, "size of the backlog relative to the threshold of a merge"),
     metric(
         "sterling_stream_skipped_total",
@@ -345,7 +350,7 @@ const METRICS: &[Metric] = &[
         "sterling_drift_ratio",
         Gauge,
         Model,
-        "share of the snapshot that was changed or added since, updated with each audit",
+        "share of the snapshot that was changed or added after its publication, updated with each audit",
     ),
     metric("sterling_canary_share", Gauge, Model, "share of the request keys that the canary answers"),
     metric(
@@ -451,7 +456,7 @@ pub(super) fn begin() {
 /// Models whose counters are exported.
 static BEGUN: RwLock<BTreeSet<String>> = RwLock::new(BTreeSet::new());
 
-/// Returns true if this process has loaded a model.
+/// Returns true if this process has loaded the model `model`.
 pub fn has_begun(model: &str) -> bool {
     BEGUN.read().unwrap_or_else(PoisonError::into_inner).contains(model)
 }

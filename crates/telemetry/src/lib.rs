@@ -1,9 +1,10 @@
 //! Logs to stderr and the metrics of `/metrics`.
 //!
 //! Times are in seconds, sizes in bytes. Histograms have fixed buckets (`SECONDS`, `COUNTS`), so those of several
-//! servers can be summed. Recorded values are buffered until they are sorted into buckets. This happens at each scrape,
-//! and the server also does it several times per second ([`sort_in`]), so memory stays bounded without a scraper.
-//! `catalogue` lists all metrics in code, `docs/reference/metrics.md` for readers.
+//! Times are in seconds, sizes in bytes. Histograms have fixed buckets (`SECONDS`, `COUNTS`), so the histograms of
+//! several servers can be summed. Recorded values are buffered until they are sorted into buckets: at each scrape, and
+//! by the server several times per second ([`sort_in`]), so that memory stays bounded without a scraper. `catalogue`
+//! lists all metrics in code, `docs/reference/metrics.md` for readers.
 //!
 //! ```
 //! metrics::with_local_recorder(&metrics::NoopRecorder, || metrics::counter!("sterling_example_total").increment(1));
@@ -37,7 +38,7 @@ const SECONDS: [f64; 21] = [
     0.00001, 0.000025, 0.00005, 0.0001, 0.000175, 0.00025, 0.0005, 0.001, 0.00175, 0.0025, 0.005, 0.01, 0.0175, 0.025,
     0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0,
 ];
-/// Upper bounds of the count buckets.
+/// Upper bounds of the buckets of counts.
 const COUNTS: [f64; 11] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0, 4096.0];
 
 /// Default log filter, used if `STERLING_LOG` is not set.
@@ -46,8 +47,8 @@ const FILTER: &str = "info";
 /// Sends logs to stderr, filtered by `STERLING_LOG` (levels, and levels per target), as JSON if `json` is set. An invalid filter
 /// is ignored with a warning. Later calls have no effect.
 pub fn start_logs(json: bool) {
-    let asked = std::env::var("STERLING_LOG").unwrap_or_default();
-    let (filter, invalid) = match filter(&asked) {
+    let requested = std::env::var("STERLING_LOG").unwrap_or_default();
+    let (filter, invalid) = match filter(&requested) {
         Ok(filter) => (filter, None),
         Err(why) => (FILTER.parse().unwrap_or_default(), Some(why)),
     };
@@ -106,7 +107,7 @@ pub fn metrics() -> &'static PrometheusHandle {
     HANDLE.get_or_init(|| {
         let recorder = recorder();
         let handle = recorder.handle();
-        // Fails if a program that embeds this library has set its own recorder, which then receives the metrics.
+        // The call fails if a program that embeds this library has set its own recorder, which then receives the metrics.
         let _ = metrics::set_global_recorder(recorder);
         catalogue::begin();
         process::begin();
@@ -124,7 +125,7 @@ fn recorder() -> PrometheusRecorder {
     let builder = PrometheusBuilder::new().set_buckets(&COUNTS);
     match builder.and_then(|b| b.set_buckets_for_metric(times, &SECONDS)) {
         Ok(builder) => builder.build_recorder(),
-        // Fails only for an empty list, and both lists have entries.
+        // The builder fails only for an empty list of buckets, and both lists have entries.
         Err(_) => PrometheusBuilder::new().build_recorder(),
     }
 }
@@ -176,8 +177,8 @@ mod tests {
             }
         }
 
-        let kept = Kept::default();
-        let writer = kept.clone();
+        let retained = Kept::default();
+        let writer = retained.clone();
         let lines = tracing_subscriber::fmt::layer().with_writer(move || writer.clone()).with_ansi(false);
         let lines = tracing_subscriber::registry().with(lines.fmt_fields(OneLine(DefaultFields::new())));
         tracing::subscriber::with_default(lines, || {
@@ -185,7 +186,7 @@ mod tests {
             tracing::warn!(error = %forged, model = forged, "model {forged}");
             tracing::info!("plain");
         });
-        let text = String::from_utf8(kept.0.lock().expect("no test panics here").clone()).expect("UTF-8");
+        let text = String::from_utf8(retained.0.lock().expect("no test panics here").clone()).expect("UTF-8");
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 2, "{text}");
         assert!(lines.iter().all(|line| !line.contains(char::is_control)), "{text}");

@@ -207,7 +207,7 @@ fn faults() -> Vec<Fault> {
                     json!({"name": "sterling-vectors", "subjects": ["sterling.vectors"]}),
                 );
             },
-            "it holds messages 0 to 0",
+            "the stream has messages 0 to 0",
             Writes::Fail(503),
             |world| world.restore(0),
         ),
@@ -220,7 +220,7 @@ fn faults() -> Vec<Fault> {
                     json!({"name": "sterling-vectors", "subjects": ["sterling.vectors"], "deny_delete": true}),
                 );
             },
-            "it holds messages 0 to 0",
+            "the stream has messages 0 to 0",
             Writes::Fail(503),
             |world| {
                 // Only this server has the updates: a version saves them, and a server that starts with it creates the stream
@@ -249,7 +249,7 @@ fn faults() -> Vec<Fault> {
             |world| {
                 world.api("PURGE.sterling-vectors", json!({}));
             },
-            "was released, which its version needs",
+            "which the active version needs at a restart",
             Writes::Go,
             World::merge,
         ),
@@ -261,7 +261,7 @@ fn faults() -> Vec<Fault> {
                 world.api("PURGE.sterling-vectors", json!({"keep": 1}));
                 assert_eq!(world.messages(), (4, 4));
             },
-            "was released, which its version needs",
+            "which the active version needs at a restart",
             Writes::Go,
             World::merge,
         ),
@@ -275,7 +275,7 @@ fn faults() -> Vec<Fault> {
                 stream["deny_delete"] = json!(true);
                 assert!(!world.api("UPDATE.sterling-vectors", stream).contains("\"error\""));
             },
-            "was released, which its version needs",
+            "which the active version needs at a restart",
             Writes::Go,
             World::merge,
         ),
@@ -472,13 +472,13 @@ fn a_model_that_waits_for_its_broker_delays_no_other_model() {
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(6) {
         for path in ["/livez", "/readyz", "/v1/models/vectors/items/100"] {
-            let asked = Instant::now();
+            let requested = Instant::now();
             assert_eq!(world.server.get(path).0, 200, "{path}");
-            assert!(asked.elapsed() < Duration::from_secs(1), "{path} took {:?}", asked.elapsed());
+            assert!(requested.elapsed() < Duration::from_secs(1), "{path} took {:?}", requested.elapsed());
         }
-        let asked = Instant::now();
+        let requested = Instant::now();
         assert!(world.found().contains(&100));
-        assert!(asked.elapsed() < Duration::from_secs(1), "an answer took {:?}", asked.elapsed());
+        assert!(requested.elapsed() < Duration::from_secs(1), "an answer took {:?}", requested.elapsed());
     }
     world.broker.hang(false);
     until("the second model is there", || world.server.get("/v1/models/second").0 == 200);

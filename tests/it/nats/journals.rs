@@ -321,7 +321,7 @@ fn a_damaged_commit_ends_following_and_is_never_skipped() {
 }
 
 #[test]
-fn a_stream_whose_positions_were_noted_is_not_begun_again_without_them() {
+fn a_stream_with_recorded_positions_is_not_restarted_without_them() {
     let mut broker = Broker::start();
     let notes = tempfile::tempdir().unwrap();
     let noted = || {
@@ -513,7 +513,7 @@ fn messages_deleted_unread_are_reported() {
     assert!(ask(broker.port, "$JS.API.STREAM.PURGE.sterling-m", "{\"seq\": 11}").is_some());
     wire.mend();
     // The content of the lost messages is unknown: nothing is skipped.
-    until("it is reported", || cut_off.trouble().is_some_and(|why| why.contains("it holds messages 11 to 22")));
+    until("it is reported", || cut_off.trouble().is_some_and(|why| why.contains("the stream has messages 11 to 22")));
     assert_eq!(seen.next(Duration::from_secs(10)).unwrap_err().kind(), Kind::Corrupt);
     assert_eq!(append(&*cut_off, vec![b"x".to_vec()], None).unwrap_err().kind(), Kind::Corrupt);
     // A server that reads later than the retention of the broker does not skip them either.
@@ -539,7 +539,7 @@ fn a_message_that_is_missing_between_others_ends_following() {
     fill(&*other, 0, 6, 1);
     assert!(ask(broker.port, "$JS.API.STREAM.MSG.DELETE.sterling-m", "{\"seq\": 4}").is_some());
     wire.mend();
-    until("it is reported", || cut_off.trouble().is_some_and(|why| why.contains("up to 7, but not message 4")));
+    until("it is reported", || cut_off.trouble().is_some_and(|why| why.contains("up to 7, but message 4 is missing")));
     assert_eq!(cut_off.last(), 2);
     // A server that starts later does not skip them either.
     let mut late = open(broker.url()).follow(0).unwrap();
@@ -560,6 +560,8 @@ fn rewritten_messages_are_distinguished_from_the_read_ones() {
     let other = open(broker.url());
     fill(&*other, 1, 4, 1);
     wire.mend();
-    until("it is reported", || journal.trouble().is_some_and(|why| why.contains("message 5 was not written after")));
+    until("it is reported", || {
+        journal.trouble().is_some_and(|why| why.contains("message 5 does not continue the message before it"))
+    });
     assert_eq!(follower.next(Duration::from_secs(10)).unwrap_err().kind(), Kind::Corrupt);
 }

@@ -90,10 +90,11 @@ fn all_servers_of_a_shard_get_routed_updates() {
     servers.insert(0, (shard, start(shard)));
     let last = upsert(5080..5100);
     hold(&servers, &last, 5000..5100);
-    let gone = router.ask(&format!("{ITEMS}:delete"), json!({"filter": "colour:violet"}));
-    assert_eq!(gone["deleted"], 100);
+    let removed = router.ask(&format!("{ITEMS}:delete"), json!({"filter": "colour:violet"}));
+    assert_eq!(removed["deleted"], 100);
     for (shard, server) in &servers {
-        let state = server.get_json(&format!("{ITEMS}:position?min_position={}", gone["positions"][*shard as usize]));
+        let state =
+            server.get_json(&format!("{ITEMS}:position?min_position={}", removed["positions"][*shard as usize]));
         assert_eq!(state["fresh_items"], 0);
     }
 }

@@ -247,7 +247,7 @@ fn a_server_that_is_cut_off_warns_and_one_that_has_missed_updates_is_not_ready()
     wire.mend();
     until("it says what it has missed", || {
         let (status, said) = cut_off.get("/readyz");
-        status == 503 && said.contains("applies no more updates") && said.contains("it holds messages 20 to 30")
+        status == 503 && said.contains("applies no more updates") && said.contains("the stream has messages 20 to 30")
     });
     // Its answers stay the same.
     let answer = cut_off.ask("/v1/models/vectors:retrieve", json!({"vector": [1, 1], "k": 100, "filter": "n > 0"}));

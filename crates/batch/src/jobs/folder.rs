@@ -1,4 +1,4 @@
-//! The folder of a job: its terms, its input files, and which units are done.
+//! The folder of a job: the job's terms, its input files, and which units are done.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write as _};
@@ -16,7 +16,7 @@ use sterling_storage::files::{self, Checksum, Unchanged};
 const JOB_FILE: &str = "_job.json";
 /// Terms of a job, which apply to each of its units.
 pub trait Purpose: Clone + Serialize + DeserializeOwned {
-    /// Returns the first term that differs from the other's: its name, its value here and its value there.
+    /// Returns the first term in which two jobs differ: the term's name, its value in `self` and its value in `others`.
     fn difference(&self, others: &Self) -> Option<(&'static str, String, String)>;
 }
 
@@ -125,7 +125,7 @@ impl<T: Purpose> JobFolder<T> {
     /// Opens the existing job of a folder and accepts any terms.
     ///
     /// # Errors
-    /// `NotFound` if there is none; `Corrupt` or `Io`.
+    /// `NotFound` if no job was started in the folder; `Corrupt` or `Io`.
     pub fn begun(root: &Path) -> Result<Self> {
         let job = read(&root.join(JOB_FILE))?;
         let job =
@@ -196,10 +196,11 @@ impl<T: Purpose> JobFolder<T> {
         format!("part-{unit:05}-{:016x}", xxh3_64(input.as_bytes()))
     }
 
-    /// Returns the JSON that identifies the job terms and the input of a unit; its output stores it as metadata.
+    /// Returns the JSON that identifies the job terms and the input of a unit; the unit's output stores this JSON as
+    /// metadata.
     ///
     /// # Errors
-    /// `Internal` if it cannot be serialized.
+    /// `Internal` if the job cannot be serialized.
     pub fn origin(&self, unit: usize) -> Result<String> {
         serde_json::to_string(&(&self.job.asked, &self.job.units[unit]))
             .map_err(|e| Error::internal(format!("job: {e}")))
@@ -230,8 +231,8 @@ fn resolved(path: &Path) -> Result<PathBuf> {
         Err(e) if e.kind() == ErrorKind::NotFound => path::absolute(path),
         found => return found.map_err(|e| Error::io(path.display(), e)),
     };
-    let whole = found.map_err(|e| Error::io(path.display(), e))?;
-    match (whole.parent(), whole.file_name()) {
+    let complete = found.map_err(|e| Error::io(path.display(), e))?;
+    match (complete.parent(), complete.file_name()) {
         (Some(parent), Some(name)) => Ok(resolved(parent)?.join(name)),
         _ => Err(Error::not_found(format!("{}: a part of the path does not exist", path.display()))),
     }
@@ -257,17 +258,17 @@ fn read<T: Purpose>(path: &Path) -> Result<Option<Job<T>>> {
 /// Writes the job file atomically unless another process was first; returns the job that is then in place.
 fn create<T: Purpose>(path: &Path, job: Job<T>) -> Result<Job<T>> {
     let text = serde_json::to_vec_pretty(&job).map_err(|e| Error::internal(format!("job: {e}")))?;
-    let whole = files::temporary(path);
-    let written = File::create(&whole).and_then(|mut file| file.write_all(&text).and_then(|()| file.sync_all()));
-    written.map_err(|e| Error::io(whole.display(), e))?;
-    let linked = fs::hard_link(&whole, path);
+    let complete = files::temporary(path);
+    let written = File::create(&complete).and_then(|mut file| file.write_all(&text).and_then(|()| file.sync_all()));
+    written.map_err(|e| Error::io(complete.display(), e))?;
+    let linked = fs::hard_link(&complete, path);
     let placed = match &linked {
         Err(e) if e.kind() != ErrorKind::AlreadyExists => {
             // The file system has no hard links. If two processes create different jobs at the same instant, the metadata of the
             // outputs reveal it at the end.
-            fs::rename(&whole, path)
+            fs::rename(&complete, path)
         }
-        _ => fs::remove_file(&whole),
+        _ => fs::remove_file(&complete),
     };
     if let Err(e) = placed {
         // The file of another process may be in place, and the end of that job may have removed this temporary file.
@@ -307,5 +308,5 @@ fn terms_differ<T: Purpose>(begun: &Job<T>, asked: &T) -> Option<String> {
 }
 
 fn differ(what: &str, begun: &dyn std::fmt::Display, asked: &dyn std::fmt::Display) -> String {
-    format!("its {what} is {begun}, this job's is {asked}")
+    format!("the other job's {what} is {begun}, this job's is {asked}")
 }

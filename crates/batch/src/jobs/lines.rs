@@ -1,9 +1,9 @@
-//! Lines of bounded length.
+//! Reads lines of bounded length.
 
 use std::io::{BufRead, ErrorKind};
 
-/// Reads a line without its newline, and keeps at most `most + 1` bytes of it, so that the caller can detect a longer one.
-/// Returns the number of bytes consumed, 0 at the end of the input.
+/// Reads a line without its newline into `line`, and keeps at most `most + 1` bytes, so that the caller can detect a
+/// line of more than `most` bytes. Returns the number of bytes consumed, 0 at the end of the input.
 ///
 /// # Errors
 /// Errors of the reader.

@@ -5,7 +5,7 @@
 //! | | first `{"ready": true, "units": 16}`: the model is loaded and the job is open |
 //! | `2` | `{"unit": 2, "done": true, "counts": {..}}`, without `counts` if the unit was already done |
 //! | a unit that fails, or an invalid number | `{"unit": 2, "done": false, "code": "..", "retryable": false, "error": ".."}` |
-//! | an empty line | none |
+//! | an empty line | no line |
 
 use std::io::{BufRead, Write};
 
@@ -17,8 +17,8 @@ use sterling_core::error::{Error, Result};
 
 const ORDER_BYTES_MAX: usize = 64;
 
-/// Processes units read from `from` (one number per line, below `units`) until its end, or until `to` is closed. `run` processes
-/// one unit and returns its counts, or `None` if it was already done.
+/// Processes the units whose numbers are read from `from` (one per line, below `units`) until the end of `from`, or
+/// until `to` is closed. `run` processes one unit and returns its counts, or `None` if the unit was already done.
 ///
 /// # Errors
 /// The first error of a unit; `Io` if lines cannot be read or written.

@@ -1,5 +1,5 @@
-//! Interleaved measurement of several servers or settings, so that slow changes of a shared machine affect all of them, and
-//! ratios between them.
+//! Interleaved measurement of several servers or settings, so that slow changes of a shared machine affect all of them,
+//! and the ratios between their figures.
 
 use serde::Serialize;
 
@@ -10,7 +10,7 @@ use super::requests::Target;
 use super::sweep::Setting;
 use sterling_core::error::{Error, Result};
 
-/// Attempts of a run until one is valid.
+/// Maximum number of attempts to get a valid run.
 const TRIES: usize = 3;
 
 /// One of the measured servers or settings.
@@ -20,15 +20,15 @@ pub struct Contender {
     pub name: String,
     /// Measured server.
     pub target: Target,
-    /// Difference of its load from that of others.
+    /// Fields of the requests in which this contender differs from the others.
     pub setting: Setting,
-    /// Share of items that pass the filter of its setting, if filters vary.
+    /// Fraction of items that pass the filter in `setting`, if filters vary.
     pub selectivity: Option<f64>,
     /// Load of the contender.
     pub load: Load,
 }
 
-/// Returns a valid run, or the last of several void ones.
+/// Returns the first valid run, or the last run if all of them are void.
 ///
 /// # Errors
 /// Errors of `run`.
@@ -42,9 +42,9 @@ pub fn counted(mut run: impl FnMut() -> Result<Report>) -> Result<Report> {
     Ok(report)
 }
 
-/// Runs all contenders in rounds. All get the same requests within a round, and other requests in the next. Every second round
-/// has the opposite order, so that a steady drift affects all alike. `run` receives the round, from 1, the contender and its
-/// load. Returns a list of runs per contender.
+/// Runs all contenders in rounds. All contenders get the same requests within a round, and other requests in the next
+/// round. Every second round has the opposite order, so that a steady drift affects all contenders alike. `run`
+/// receives the number of the round, from 1, the contender and its load. Returns a list of runs per contender.
 ///
 /// # Errors
 /// Errors of `run`, and a contender whose runs are repeatedly void.
@@ -72,26 +72,26 @@ pub fn in_turns(
     Ok(reports)
 }
 
-/// Ratio of two contenders in one figure.
+/// Ratio of one figure of two contenders.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FigureRatio {
     /// Class of requests.
     pub class: String,
     /// Name of the figure; `measured` and `baseline` are medians over the rounds.
     pub median_of: &'static str,
-    /// Figure of the compared contender.
+    /// Value of the figure for the compared contender.
     pub measured: f64,
-    /// Figure of the baseline.
+    /// Value of the figure for the baseline.
     pub baseline: f64,
     /// Geometric mean of the ratios per round.
     pub ratio: f64,
     /// 95 % confidence interval of the ratio, by resampling rounds; `None` for fewer than five rounds.
     pub interval: Option<Interval>,
-    /// Rounds in which both had the figure.
+    /// Number of rounds in which both contenders had the figure.
     pub rounds: usize,
 }
 
-/// A figure of a class of a run; `None` if no request has it.
+/// A figure of a class of requests in a run; `None` if no request of the class has the figure.
 type Figure = fn(&Report, usize) -> Option<f64>;
 
 /// Figures by which contenders are compared.
@@ -111,12 +111,12 @@ pub fn compare(measured: &[Report], baseline: &[Report], seed: u64) -> Vec<Figur
         let both = measured.iter().zip(baseline);
         let (ours, theirs): (Vec<f64>, Vec<f64>) =
             both.filter_map(|(one, other)| figure(one, class).zip(figure(other, class))).unzip();
-        // A ratio with zero is undefined.
+        // A ratio with zero is undefined, so such a figure is left out.
         let logarithms: Vec<f64> = ours.iter().zip(&theirs).map(|(one, other)| (one / other).ln()).collect();
         if logarithms.is_empty() || logarithms.iter().any(|ratio| !ratio.is_finite()) {
             continue;
         }
-        let interval = bootstrap::of_mean(&logarithms, seed);
+        let interval = bootstrap::mean_interval(&logarithms, seed);
         found.push(FigureRatio {
             class: measured[0].classes[class].class.clone(),
             median_of,
