@@ -7,7 +7,7 @@
 use sterling::index::columns::{self, Columns, ItemColumn, ItemValues};
 use sterling::index::filter::{self, Plan};
 use sterling::index::ivf;
-use sterling::index::search::{Catalogue, CataloguePart, Found, Query, Scratch, SearchPlan, Sink};
+use sterling::index::search::{Catalogue, Found, Query, Scratch, SearchPlan, Segment, Sink};
 use sterling::storage::files::TensorFile;
 use sterling::storage::rows::RowStore;
 
@@ -41,8 +41,8 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{} items in {} lists, {} bytes, {}", index.items(), index.lists(), index.bytes(), index.kernel());
 
     // Search: the first row is its own nearest neighbour in group 0.
-    let part = CataloguePart { index: &index, filter: &filter, ids: None, gone: None, first_slot: 0 };
-    let catalogue = Catalogue { parts: &[part], probes_max: index.lists() };
+    let part = Segment { index: &index, filter: &filter, ids: None, tombstones: None, first_slot: 0 };
+    let catalogue = Catalogue { segments: &[part], probes_max: index.lists() };
     let vector = &vectors(1);
     for (expression, exact) in [("group:0", true), ("group:0", false), ("group:1 OR group:3", false)] {
         let plan = Plan::new(&filter::parse(expression)?.canonical(), &columns, &filter, index.slots_max())?;

@@ -19,7 +19,7 @@ AFTER = "- [Library APIs](reference/libraries.md)\n"
 
 
 def text(markup: str) -> str:
-    """Plain text of HTML, escaped for Markdown."""
+    """Returns the plain text of HTML, escaped for Markdown."""
     plain = html.unescape(re.sub(r"<[^>]+>", "", markup))
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(plain.split()))
 

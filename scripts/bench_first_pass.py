@@ -5,16 +5,16 @@ docs/benchmarks/quantization.md.
     python scripts/real_vectors.py words words.npy
     python scripts/bench_first_pass.py --sterling target/release/sterling --vectors words.npy [--peers faiss-sq8,faiss-pq,scann,hnswlib,svs]
 
-The vectors are the rows of any `.npy` matrix (scripts/real_vectors.py makes some), normalized; --queries of them, sampled by a
-seed, are held out as queries. Each side searches with one thread, one query at a time, over its own settings. The sides alternate
+The vectors are the rows of any `.npy` matrix (scripts/real_vectors.py makes some), normalized; --queries of these rows, sampled by a
+seed, are held out as queries. Each library searches with one thread, one query at a time, over its own settings. The libraries alternate
 --rounds times, and the median of the rounds counts for each setting. The table shows, for each number of results and each recall,
-the fastest setting that reaches it, with the bytes read (Sterling only), and last the requested recall. `int8
+the fastest setting that reaches the recall, with the bytes read (Sterling only); the last column is the requested recall. `int8
 beside CODES` scans int8 rows in the index that has the codes.
---folder holds the data and the indexes of peers, which --build makes without measuring. It also receives `curves.csv`, every
+--folder holds the data and the indexes of peers, which --build makes without measuring. The folder also receives `curves.csv`, every
 setting with its median, and `curves.svg`, the Pareto-optimal settings of each side.
-With --filters it measures the cost of a request by recall in an index with codes and in one without: K = 100 to 10,000, and K =
+With --filters it measures the cost of a request by recall in an index with codes and in an index without codes: K = 100 to 10,000, and K =
 1,000 with filters that pass a half, a tenth, a hundredth and a thousandth of the items, independent of their vectors: the table
-*Behind filters* of docs/benchmarks/quantization.md. Needs numpy, and those of faiss-cpu, scann, hnswlib and scalable-vs that
+*Behind filters* of docs/benchmarks/quantization.md. Needs numpy, and of faiss-cpu, scann, hnswlib and scalable-vs the packages that
 --peers names.
 """
 import argparse, csv, json, math, os, pathlib, statistics, subprocess, time
@@ -32,7 +32,7 @@ FACTORS = (1.5, 2, 3, 4, 6, 8, 11, 16)
 def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--sterling", default="target/release/sterling", help="the binary")
-    options.add_argument("--vectors", type=pathlib.Path, help="a .npy matrix; not needed where --folder has been made from one")
+    options.add_argument("--vectors", type=pathlib.Path, help="a .npy matrix; not needed if --folder was made from a matrix before")
     options.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("bench-first-pass"))
     options.add_argument("--queries", type=int, default=500)
     options.add_argument("--rounds", type=int, default=3)
@@ -72,7 +72,7 @@ def main():
 
 
 def make(folder, rows, held_out):
-    """Writes unit vectors, held-out queries, and the exact answers of those."""
+    """Writes unit vectors, held-out queries, and the exact answers of these queries."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = rows.astype("f4")
     rows = rows[np.linalg.norm(rows, axis=1) > 0]
@@ -89,7 +89,7 @@ def make(folder, rows, held_out):
 
 
 def sterling(given, ks, codes):
-    """Returns measurements of `sterling ann-bench`: by number of lists, with codes also by number of selected items, and by
+    """Returns measurements of `sterling ann-bench` by number of lists, with codes also by number of selected items, and by
     recall."""
     command = [given.sterling, "ann-bench", "--rescore", "f16", "--queries-count", "0", "--k", ",".join(map(str, ks))]
     command += ["--probes", ",".join(map(str, PROBES)), "--recall", ",".join(map(str, TARGETS))]
@@ -149,7 +149,7 @@ def lists_of(items):
 
 
 class Faiss:
-    """An inverted file of Faiss, rescored with f32 rows if its codes are small. Same lists and probes as Sterling."""
+    """An inverted file of Faiss, rescored with f32 rows if its codes are small. The numbers of lists and probes are Sterling's."""
 
     def __init__(self, items, path):
         import faiss
@@ -180,7 +180,7 @@ class FaissSq8(Faiss):
 
 
 class FaissPq(Faiss):
-    """IVF-PQ fast scan."""
+    """An IVF-PQ index of Faiss with fast scan."""
 
     def codes(self, width):
         return f"PQ{width // 2 if width % 2 == 0 else width}x4fsr,RFlat"
@@ -217,7 +217,7 @@ class Scann:
 
 
 class Hnswlib:
-    """A graph over f32 rows."""
+    """An HNSW graph over f32 rows."""
 
     def __init__(self, items, path):
         import hnswlib

@@ -3,7 +3,7 @@
 requests.
 
 STERLING=... scripts/bench_heap.py [NAME=LIBRARY.so ...]: each library replaces the allocator of the C library by LD_PRELOAD, and
-is compared with that allocator, both with default and with set thresholds. ROUNDS rounds alternate between all of them.
+is compared with that allocator, both with default and with set thresholds. ROUNDS rounds alternate between all variants.
 """
 
 import concurrent.futures
@@ -23,7 +23,7 @@ VARIANTS = {"as it is": {}, "glibc, 64 and 16 MB": thresholds(64, 16), "glibc, 2
 
 
 def storm(server):
-    """Sends expensive requests, in lists and alone, four at a time; returns the peak memory of the server."""
+    """Sends a burst of expensive requests, in lists and alone, four at a time; returns the peak memory of the server."""
     large = lambda k: [body | {"k": k, "candidates": k, "columns": ["name"], "timeout_ms": 600_000} for body in users()[:8]]
     bodies = [{"requests": large(10_000)}] * 4 + large(60_000)
     with concurrent.futures.ThreadPoolExecutor(4) as pool:

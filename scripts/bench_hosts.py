@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Cost of rows on other hosts.
+"""Measures the cost of embedding rows on other hosts.
 
     STERLING=... [SECONDS=20] [RATE=100] scripts/bench_hosts.py
 
 Compares the Debian model with its tables in the memory of one server, with rows partitioned over two servers, and on a Redis
 Cluster without a cache (three primaries). Users are embedded (`:embed`), which looks up the tables, with 30 random packages each.
-Rounds alternate; reports p50 and p99 in ms, and the requests of the server to the others. The lower bound is a round trip on
+Rounds alternate; reports p50 and p99 in ms, and the requests of the server to other servers. The lower bound is a round trip on
 loopback with 8 bytes per row there and a row back. Needs redis-server and redis-cli.
 """
 
@@ -66,7 +66,7 @@ def main():
     bodies = requests_file("users", [{"features": user["features"] | {"installed": rows()}} for user in users()])
     part = lambda n: ["--plan", between, "--host", f"h{n}"]
     with contextlib.ExitStack() as stack:
-        # The servers wait for each other, so both are started before the first wait.
+        # The servers wait for each other at startup, so both are started before the script waits for the first.
         command = [STERLING, "serve", "--store", str(folder), "--listen", f"127.0.0.1:{ports[1]}", *part(1)]
         second = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         stack.callback(second.kill)

@@ -3,13 +3,13 @@
 
     STERLING=... [SECONDS=120] [ITEMS=100000] [CONNECTIONS=48] [SEED=1] scripts/bench_memory.py
 
-A server with the memory that `sterling serve --check` advises and a router with that of docs/guide/operate.md run in control
-groups with this limit, as root. A client requests random answers of all forms from both: JSON, columns, Arrow, tensors, pages,
+A server with the memory that `sterling serve --check` advises and a router with the memory that docs/guide/operate.md advises run in
+cgroups with this limit, as root. A client requests random answers of all forms from both: JSON, columns, Arrow, tensors, pages,
 lists, rankings, items by text and values of columns; any number of results up to the limit, columns of 0 to 64 kB per item;
 compressed or not; read at once, slowly, or aborted. Neither process may be killed or reach the advice, and the p99 of small
 requests of another caller at the server may be at most 3 times its value without load.
 
-The control group is of version 1 or 2; without one nothing is measured. RLIMIT_AS is no substitute: it limits address space, of
+Needs cgroups of version 1 or 2; without them nothing is measured. RLIMIT_AS is no substitute: it limits address space, of
 which a process maps far more than it uses.
 """
 
@@ -49,7 +49,7 @@ ARROW = JSON | {"accept": "application/vnd.apache.arrow.stream"}
 
 
 class Group:
-    """A control group below that of this process, or a sibling, with a memory limit."""
+    """A cgroup with a memory limit, below the cgroup of this process or next to it."""
 
     def __init__(self, name, mib):
         for path, bound in self.places(f"sterling-{os.getpid()}-{name}"):
@@ -60,7 +60,7 @@ class Group:
                 return
             with contextlib.suppress(OSError):
                 path.rmdir()
-        sys.exit("no control group with a bound of memory can be made: this needs root and the controller of memory, version 1 or 2")
+        sys.exit("cannot create a cgroup with a memory limit: this needs root and the memory controller, version 1 or 2")
 
     @staticmethod
     def places(name):
@@ -86,12 +86,12 @@ class Group:
         return self
 
     def __exit__(self, *_):
-        wait("the control group is empty", lambda: not (self.path / "cgroup.procs").read_text())
+        wait("the cgroup is empty", lambda: not (self.path / "cgroup.procs").read_text())
         self.path.rmdir()
 
 
 def catalogue(path):
-    """Publishes both models. Few texts differ, so that answers are large and columns small."""
+    """Publishes both models. Only few texts are distinct, so that answers are large although the columns are small."""
     generator = random.Random(SEED)
     texts = {width: [(f"{n} " + "lorem ipsum dolor " * (width // 18 + 1))[:width] for n in range(8)] for width in WIDTHS}
     mixed = [texts[64_000][n % 8][: int(4096 ** (n / 63)) - 1] for n in range(64)]
@@ -116,7 +116,7 @@ def vector(generator):
 
 
 class Reader:
-    """Sends random requests, one after the other."""
+    """Sends random requests, one after another."""
 
     def __init__(self, number, name, address, key, counts, stop):
         self.random, self.name, self.address = random.Random(f"{SEED} {number}"), name, address
@@ -214,12 +214,12 @@ class Reader:
             except (OSError, http.client.HTTPException):
                 self.counts[self.name, form, "cut"] += 1
                 self.close()
-                # A dead process gets no higher request rate than the others.
+                # Limits the request rate at a process that has died.
                 time.sleep(0.1)
 
 
 def attack(addresses, key, stop, found):
-    """Runs readers of each address."""
+    """Runs readers against each address."""
     counts = collections.Counter()
     several = itertools.islice(itertools.cycle(addresses.items()), CONNECTIONS)
     readers = [Reader(number, *each, key, counts, stop) for number, each in enumerate(several)]
@@ -233,7 +233,7 @@ def attack(addresses, key, stop, found):
 
 
 def small(server, key, requests, when):
-    """Runs the small requests of another caller: returns their p99, and the number of unanswered ones."""
+    """Runs the small requests of another caller: returns the p99 and the number of unanswered requests."""
     line = bench(server.url, "--key", key, "--model", "many", "--requests", requests, "--rate", RATE, "--seconds", seconds(120))[0]["classes"][0]
     times = line["answered_ms"] or {"p50": math.inf, "p99": math.inf}
     row(when, line["requests"], line["ok"], times["p50"], times["p99"])
@@ -258,7 +258,7 @@ def tell(counts):
         row(name, form, *usual, sum(of.values()), cut, megabytes)
         if usual[0] == 0:
             unmet.append(f"{form} of the {name}")
-    verdict(not unmet, f"answers of every form came, but for {', '.join(unmet) or 'none'}")
+    verdict(not unmet, f"answers of every form were received, missing: {', '.join(unmet) or 'none'}")
     verdict(others == 0, f"{others} answers with another status, expected 0")
 
 
@@ -290,8 +290,8 @@ def main():
             peak = peak_mib(process)
             row(name, group.mib, peak)
             is_there = process.process.poll() is None and group.kills() == 0
-            verdict(is_there, f"{name}: {group.kills()} killed for want of memory, {'runs' if is_there else 'is gone'}")
-            verdict(peak < group.mib, f"{name}: peak {peak} MiB, expected less than the {group.mib} that are advised")
+            verdict(is_there, f"{name}: {group.kills()} processes killed because memory ran out, {'runs' if is_there else 'is gone'}")
+            verdict(peak < group.mib, f"{name}: peak {peak} MiB, expected less than the advised {group.mib} MiB")
         verdict(lost == 0, f"{lost} small requests of another caller at the server were not answered, expected 0")
         verdict(p99 <= 3 * alone, f"p99 of small requests {p99:.1f} ms, {p99 / alone:.1f} x of alone, expected at most 3 x")
     finish()

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Effect of an expensive request on concurrent cheap ones.
+"""Effect of an expensive request on concurrent cheap requests.
 
     STERLING=... [PEER=...] [SECONDS=20] scripts/bench_neighbours.py
 
 Finds the most expensive allowed request: lists of requests for all items, with a decreasing number of results, until one is
 answered with 200. Measures cheap requests alone and concurrently with a sequence of expensive ones; then compares the memory
-after a burst of expensive requests with that before.
+after a burst of expensive requests with the memory before it.
 """
 
 import concurrent.futures
@@ -17,7 +17,7 @@ import time
 from served import Server, bench, binaries, finish, header, requests_file, row, seconds, store, users, verdict
 
 RATE = 50
-# Longest tried list; a server without limits takes a minute for 40.
+# Maximum number of requests in a tried list; a server without limits on work takes a minute for 40 requests.
 LIST_MAX = int(os.environ.get("LIST_MAX", 40))
 
 
@@ -36,7 +36,7 @@ def ask(server, body, connection=None):
 
 
 def dearest(server):
-    """Returns the body of the most expensive request that the server accepts, and its time alone."""
+    """Returns the body of the most expensive request that the server accepts, and the request's time without other load."""
     user = users()[0]
     for count in (count for count in (40, 16, 8, 4, 2, 1) if count <= LIST_MAX):
         for k in (60_000, 30_000, 10_000, 3_000, 1_000):
@@ -87,7 +87,7 @@ def main():
     header("server", "dearest", "its s", "p50 alone", "p99 alone", "p50 beside", "p99 beside", "not answered", "MB before", "MB in the storm", "MB 10 s later")
     own, *_ = [measure(name, binary, cheap) for name, binary in binaries().items()]
     alone, beside, found, before, after = own
-    verdict(beside <= 3 * alone, f"p99 of a cheap request beside the most expensive {beside:.1f} ms, {beside / alone:.1f} x of alone, expected at most 3 x")
+    verdict(beside <= 3 * alone, f"p99 of a cheap request during the most expensive request {beside:.1f} ms, {beside / alone:.1f} x of alone, expected at most 3 x")
     verdict(found["ok"] == found["requests"], f"{found['requests'] - found['ok']} cheap requests were not answered in time, expected 0")
     verdict(after <= 1.2 * before, f"memory after the storm {after:.0f} MB, {after / before:.2f} x of before, expected at most 1.2 x")
     finish()

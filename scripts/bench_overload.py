@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Share of the goodput that remains under overload.
+"""Measures the fraction of the peak goodput that remains under overload.
 
     STERLING=... [PEER=...] [SECONDS=60] [ROUNDS=3] scripts/bench_overload.py
 
-Finds the highest rate that the server sustains. Then measures, alternating, SECONDS of each in ROUNDS parts: that rate, 3 and 10
-times it, and the same with 2,000 idle connections and 200 slow readers. A share of the peak is the median over rounds of the
-goodput divided by that at the peak rate in the same round, because the speed of a machine varies. The verdicts apply to STERLING;
-a PEER is measured after it with the same generator (BENCH, by default STERLING).
+Finds the highest rate that the server sustains. Then measures, alternating, SECONDS of each load in ROUNDS parts: that rate, 3 and 10
+times that rate, and these rates with 2,000 idle connections and 200 slow readers. A fraction of the peak is the median over rounds of the
+goodput divided by the goodput at the peak rate in the same round, because the speed of a machine varies. The verdicts apply to STERLING;
+a PEER is measured after STERLING with the same generator (BENCH, by default STERLING).
 """
 
 import os
@@ -18,7 +18,7 @@ TIMEOUT_MS = 1000
 CONNECTIONS = 8192
 ROUNDS = int(os.environ.get("ROUNDS", 3))
 NEIGHBOURS = ["--idle-connections", 2000, "--slow-readers", 200]
-# Loads by name: multiple of the peak rate, concurrent clients, and minimal share of the peak goodput.
+# Loads by name: multiple of the peak rate, concurrent clients, and minimum fraction of the peak goodput.
 LOADS = {
     "peak": (1, [], 0.0),
     "3 x": (3, [], 0.95),

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Detects slower requests: search alone and the complete pass, alternating with the peer.
+"""Detects slower requests: search alone and the complete pass, alternating with an older binary (PEER).
 
     STERLING=... PEER=... scripts/bench_pass.py
 
@@ -21,7 +21,7 @@ ITEMS = int(os.environ.get("ITEMS", 200_000))
 ROUNDS = int(os.environ.get("ROUNDS", 5))
 WIDTH = 64
 QUERIES = 200
-# Allowed slowdown, which is the difference between two runs of one binary.
+# Allowed slowdown: two runs of one binary differ by as much.
 SLOWER_MAX = 1.03
 
 

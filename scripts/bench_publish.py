@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Publications from memory and from disk.
+"""Measures publications with vectors in memory and on disk.
 
     [STERLING=...] [N=2000000] [MEMORY=6GiB] [WAYS=memory,disk] scripts/bench_publish.py
 
 N (2,000,000) clustered vectors of D (64) numbers, made once from SEED (1) in chunks and stored in DATA (a temporary folder) as
-`.npy` of TYPE (f2: 2 D bytes per item; or f4), with ids as Parquet. Needs NumPy and PyArrow, and disk space for vectors, ids and
+`.npy` of TYPE (f2: 2 D bytes per item; or f4), with ids as Parquet. Needs NumPy, PyArrow, and disk space for vectors, ids and
 one version (all but the last are removed).
 
 | way | is |
@@ -13,9 +13,9 @@ one version (all but the last are removed).
 | `disk` | `--memory MEMORY` |
 
 A publication is sampled every 20 ms. `own` is anonymous memory (RssAnon), which `--memory` limits; `mapped` is mapped file pages
-(RssFile), which the system reclaims when it needs them. Phases are recognized by the content of the version's folder. If both
-ways run, their files must be equal. RECALL (200) perturbed items are then sent to a server of the last version, and its results
-compared with the exact answer over all stored vectors; 0 skips this.
+(RssFile), which the system reclaims when it needs memory. Phases are recognized by the content of the version's folder. If both
+ways run, their files must be equal. RECALL (200) perturbed items are then sent to a server of the last version, and the results are
+compared with the exact answer over all stored vectors; RECALL=0 skips this comparison.
 """
 
 import json
@@ -56,7 +56,7 @@ def vectors(first, count, centres):
 
 
 def make():
-    """Writes the files, unless they exist; under a temporary name until they are complete."""
+    """Writes the files of vectors and ids, unless they exist; incomplete files have a temporary name."""
     matrix, items = DATA / f"vectors-{N}-{D}-{TYPE}-{SEED}.npy", DATA / f"ids-{N}.parquet"
     DATA.mkdir(parents=True, exist_ok=True)
     if not matrix.exists():
@@ -104,7 +104,7 @@ def phase(told):
 
 
 def publish(way, matrix, items):
-    """Publishes, and returns the cost by phase."""
+    """Publishes a version, and returns time and memory by phase."""
     command = [STERLING, "publish", "--name", "m", "--items", str(items), "--vectors", str(matrix), "--store", str(STORE)]
     command += ["--memory", MEMORY] if way == "disk" else []
     start = time.monotonic()
@@ -183,7 +183,7 @@ def main():
     number, unit = re.fullmatch(r"([\d.]+)\s*([A-Za-z]+)", MEMORY).groups()
     for way, *_, own, _, _ in lines:
         if way == "disk":
-            verdict(float(own) * 2**30 <= float(number) * UNITS[unit], f"{own} GiB of {MEMORY} that were given")
+            verdict(float(own) * 2**30 <= float(number) * UNITS[unit], f"{own} GiB of own memory, at most the limit {MEMORY}")
     if len(files) > 1:
         verdict(all(other == files[0] for other in files), "the same files from memory and from the disk")
     finish()

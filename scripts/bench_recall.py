@@ -3,10 +3,10 @@
 
     python scripts/bench_recall.py --sterling target/release/sterling --items 100000 --items 1000000 [--peer OLD/sterling]
 
-For each number of items it makes a catalogue (clusters of unequal size, unit vectors), queries for calibration, other queries for
-the measurement, and filters that pass 50, 10, 1 and 0.1 %: independent of the embedding (`any`), or a region of it that is close
+For each number of items the script makes a catalogue (clusters of unequal size, unit vectors), queries for calibration, other queries for
+the measurement, and filters that pass 50, 10, 1 and 0.1 %: independent of the embedding (`any`), or items of a region that is close
 to the queries (`near`) or opposite to them (`far`). Then `sterling ann-bench` builds and calibrates an index, requests a recall,
-and finds the smallest fixed number of lists that reaches it too. `--peer` is an older binary, whose default was an eighth of the
+and finds the smallest fixed number of lists that reaches this recall too. `--peer` is an older binary, whose default was an eighth of the
 lists. Needs numpy. Data is stored in --folder and reused. With `--vectors FILE.npy` the catalogue is these vectors
 (scripts/real_vectors.py), normalized, without those that are sampled as queries.
 """
@@ -70,7 +70,7 @@ def clusters(items, width):
 
 
 def real(path, queries):
-    """Returns the same for vectors in a file: queries are vectors that are not items."""
+    """Returns what `clusters` returns, for the vectors of a file: queries are vectors that are not items."""
     rng = np.random.default_rng(7)
     rows = np.load(path).astype("f4")
     rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-20)
@@ -125,7 +125,7 @@ def answers(path, rows, vectors, passing, most):
         which = np.arange(start, min(start + PART, count)) if passing is None else passing[start : start + PART]
         found = vectors @ rows[which[0] : which[-1] + 1].T if passing is None else vectors @ rows[which].T
         for n, (scores, numbers) in enumerate(best):
-            # Rows below the worst of the current best are skipped.
+            # Rows that score below the worst of the current best rows are skipped.
             better = np.flatnonzero(found[n] > scores.min()) if len(scores) == most else np.arange(len(which))
             scores = np.concatenate([scores, found[n][better]])
             numbers = np.concatenate([numbers, which[better].astype("i4")])
@@ -137,7 +137,7 @@ def answers(path, rows, vectors, passing, most):
 
 
 def run(given, folder, items):
-    """Returns the lines of all measurements, with the set of queries and the binary."""
+    """Returns the output lines of all measurements, each with its set of queries and binary."""
     lines = []
     for part in ("anywhere",) if given.no_filters else ("anywhere", "edge"):
         common = ["ann-bench", "--items", folder / "items.npy", "--rescore", given.rescore, "--queries-count", given.queries]

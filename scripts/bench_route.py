@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Overhead of a router.
+"""Measures the overhead of a router in front of servers.
 
     STERLING=... [SECONDS=20] [RATE=100] [SHARDS=4] [ITEMS=0] scripts/bench_route.py
 

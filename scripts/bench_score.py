@@ -4,7 +4,7 @@
     [STERLING=...] scripts/bench_score.py
 
 ROWS (50000) users, the held-out ones repeated, in FILES (5) files; SECONDS (20) of each way over HTTP; ROUNDS (3) alternating
-rounds; the search for the highest rate starts at RATE (200) per second. Each way has both cores; over HTTP it shares them with
+rounds; the search for the highest rate starts at RATE (200) per second. Each way uses both cores; over HTTP the server shares them with
 the client, so rows per second of the server's CPU time are reported too. The store is loaded before the clock starts.
 
 | way | is |
@@ -57,7 +57,7 @@ def line_files():
 
 
 def parquet_files():
-    """Writes the same files as Parquet; none without PyArrow."""
+    """Writes the files of users as Parquet; returns no files without PyArrow."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -94,7 +94,7 @@ def processor(pid):
 
 
 def by_lists(server):
-    """Returns the same for lists of requests over some connections."""
+    """Returns these figures for lists of requests over some connections."""
     asked = [user | {"k": K, "priority": "batch", "timeout_ms": 60_000} for user in users()]
     lists = [json.dumps({"requests": (asked[n:] + asked[:n])[:BATCH]}).encode() for n in range(0, len(asked), BATCH)]
     end, counts, failed = time.monotonic() + seconds(20), [0] * CONNECTIONS, []
@@ -124,7 +124,7 @@ def by_lists(server):
 
 
 def by_one(server):
-    """Returns the same for single requests, at the highest rate with 99 % in time, with the CPU time at that rate."""
+    """Returns these figures for single requests, at the highest rate with 99 % in time, with the CPU time at that rate."""
     asked = requests_file("single", [user | {"k": K} for user in users()])
     step = min(5, seconds(20))
     peak = bench(server.url, "--requests", asked, "--find-peak", "--rate", RATE, "--seconds", step)[-1]["peak"]["rate"]

@@ -3,9 +3,9 @@
 
     STERLING=... [PEER=...] [SECONDS=20] scripts/bench_slow_node.py
 
-Three primaries of a Redis Cluster without replicas, so that no other node can answer for the slow one; the table `packages` lies
-there, with a cache too small for it. One node is announced with the port of a proxy, which delays its replies by DELAY_MS (20).
-Requests without `installed` need no remote row, all others do. Needs redis-server and redis-cli.
+Three primaries of a Redis Cluster without replicas, so that no other node can answer for the slow node; the table `packages` is
+stored there, with a cache that is too small for it. One node is announced with the port of a proxy, which delays its replies by DELAY_MS (20).
+Requests without `installed` need no remote row, all other requests do. Needs redis-server and redis-cli.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ CACHE_BYTES = 1 << 18
 
 
 class Proxy(threading.Thread):
-    """Forwards bytes between its own port and another, the replies after a delay."""
+    """Forwards bytes between its own port and another port, replies after a delay."""
 
     def __init__(self, port, behind):
         super().__init__(daemon=True)
@@ -123,7 +123,7 @@ def plan(binary):
 
 
 def requests():
-    """Returns requests without remote rows, requests with them, and both."""
+    """Returns requests without remote rows, requests with remote rows, and a mix of both."""
     generator = random.Random(1)
     local = [{"features": {k: v for k, v in user["features"].items() if k != "installed"}, "exclude": user["exclude"]} for user in users()]
     rows = lambda: [generator.randrange(63_436) for _ in range(30)]
@@ -160,7 +160,7 @@ def main():
 
 
 def measure_alone(name, binary, seeds, proxy):
-    """Measures with an emptied cluster, because the binaries publish under the same names."""
+    """Measures one binary with an emptied cluster, because all binaries publish under the same names."""
     proxy.delay_s = 0.0
     for seed in seeds:
         ask(seed.rsplit(":", 1)[1], "FLUSHALL")

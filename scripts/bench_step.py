@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Compares the time of the reranker in the server with its time alone.
+"""Compares the time of the reranker in the server with the time of the same step alone.
 
     STERLING=... [BENCH_FORWARD=...] scripts/bench_step.py
 
 For each held-out user in turn, the server gets a request with `explain`, which reports the step `overarch`. Then
 `benches/forward.rs` repeats that step alone over the same candidates, on one thread, and then complete retrievals, back to back
-and after pauses of 2 ms in which it reads 8 MiB of other memory, like a server that waits for its client. Reports medians over
+and after pauses of 2 ms in which the bench reads 8 MiB of other memory, like a server that waits for its client. Reports medians over
 USERS (200) users. BENCH_FORWARD is the built bench, by default the newest target/release/deps/forward-* (`cargo bench --bench
 forward --no-run`).
 """
@@ -33,7 +33,7 @@ def built():
 
 
 class Alone:
-    """The bench, which receives the candidates of one user at a time."""
+    """The bench process, which receives the candidates of one user at a time."""
 
     def __init__(self, version):
         pipe = subprocess.PIPE
@@ -59,12 +59,12 @@ def in_server(server, body, connection):
 
 
 def compare(server, alone, bodies):
-    """Returns the microseconds in the server, alone, in a pass and in one after a pause, user by user. The bench is idle while
+    """Returns the microseconds of the reranker per user: in the server, alone, in a retrieval, and in a retrieval after a pause. The bench is idle while
     the server is measured."""
     pairs = []
     with contextlib.closing(server.connect()) as connection:
         for number, body in enumerate(bodies):
-            # The second answer counts: the first one wakes the worker.
+            # Only the second answer is measured: the first request wakes the worker.
             in_server(server, body, connection)
             pairs.append((in_server(server, body, connection), *alone.micros(number)))
     return pairs
@@ -81,7 +81,7 @@ def main():
     inside, outside, in_pass, paused = (median(times) for times in zip(*pairs))
     header("users", "in the server µs", "alone µs", "in a pass µs", "after a pause µs", "server / alone", "server / paused", "median of server / alone")
     row(len(pairs), inside, outside, in_pass, paused, inside / outside, inside / paused, median([a / b for a, b, *_ in pairs]))
-    verdict(inside <= SLOWER_MAX * outside, f"{alone.kernel}: the step takes {inside / outside:.3f} of its time alone, expected at most {SLOWER_MAX}")
+    verdict(inside <= SLOWER_MAX * outside, f"{alone.kernel}: the step in the server takes {inside / outside:.3f} times its time alone, expected at most {SLOWER_MAX}")
     finish()
 
 

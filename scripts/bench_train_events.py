@@ -6,7 +6,7 @@
 20 ids per user and one per item by Zipf 1.05 from tables of 1,000,000 rows of 64 numbers, networks 64-256-64 on both sides, unit length, softmax over the
 items of a batch of 512, row-wise Adagrad on the tables (PyTorch: Adagrad on sparse gradients), Adam on the weights. Sterling's figure
 includes reading and validating events. With `--cpu` the figures are per second of CPU time, for a machine that does other work: the
-program's is the difference of a run on the events and one on four times as many, without loading and writing the package. Rounds alternate between the two; the medians are printed. Needs PyTorch, PyArrow and the Python package.
+program's is the difference between a run on four times the events and a run on the events, without loading and writing the package. Rounds alternate between Sterling and PyTorch; the medians are printed. Needs PyTorch, PyArrow and the Python package.
 """
 
 import argparse
@@ -62,7 +62,7 @@ class Item(nn.Module):
 
 
 def draws(seed):
-    """Samples ids by Zipf 1.05, with the popular ones spread over the table."""
+    """Samples ids by Zipf 1.05, with popular ids spread over the table."""
     rng = np.random.default_rng(seed)
     weights = np.cumsum(1 / np.arange(1, ROWS + 1) ** 1.05)
     weights /= weights[-1]

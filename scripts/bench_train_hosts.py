@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Measures events per second of two-tower training on one host and on two, which are 1 ms apart.
+"""Measures events per second of two-tower training on one host and on two hosts that are 1 ms apart.
 
     PYTHONPATH=python python scripts/bench_train_hosts.py --program target/release/sterling [--batches 512 2048 4096] [--delay 1] [--rounds 3]
 
-The model and the events are those of `bench_train_events.py`. Each host has one core and a network namespace of its own, joined by a
-pair of virtual interfaces; root is needed. A relay beside host 1 delays the bytes of both directions by `--delay` ms each: the round
-trip is twice that. It shares the cores with the hosts. `netem` would not, but needs a kernel module. One host runs on core 0 alone. Rounds
-alternate; medians are printed. The packages of one and of two hosts are compared.
+Model and events are as in `bench_train_events.py`. Each host has one core and a network namespace of its own, joined
+by a pair of virtual interfaces; root is needed. A relay in front of host 1 delays the bytes of both directions by `--delay` ms
+each: the round trip is twice that. The relay shares the cores with the hosts; `netem` would not, but needs a kernel module. The single host
+runs on core 0 alone. Rounds alternate; medians are printed. The packages of one and of two hosts are compared.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def run(*command) -> None:
 
 
 def pump(source: socket.socket, to: socket.socket, delay: float) -> None:
-    """Forwards bytes, each block `delay` seconds after it came."""
+    """Forwards bytes, each block `delay` seconds after it was received."""
     blocks: queue.Queue = queue.Queue()
 
     def write() -> None:
@@ -135,7 +135,7 @@ def main() -> None:
                         shutil.rmtree(folder / out, ignore_errors=True)
                     alone.append(one(arguments, folder, batch))
                     both.append(two(arguments, folder, batch))
-                    assert digest(folder / "one") == digest(folder / "two"), "two hosts: other bits"
+                    assert digest(folder / "one") == digest(folder / "two"), "the packages of one and of two hosts differ"
                 gain = statistics.median(both) / statistics.median(alone)
                 print(f"batch {batch}: one host {[round(x) for x in alone]}, two {[round(x) for x in both]} events/s: {gain:.2f} x", flush=True)
         finally:

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Updates under load.
+"""Measures updates of items while requests are answered.
 
     STERLING=... DATA=folder [ITEMS=200000] [SECONDS=15] scripts/bench_updates.py PART...
 
-Parts: lag (acknowledgement to visibility), stream_lag (the same over a stream, at the server that received the write and at
-another one; NATS_SERVER is the broker, SYNC=always makes it sync each message, from version 2.10 on), cost (CPU time of the
+Parts: lag (acknowledgement to visibility), stream_lag (that lag over a stream, at the server that received the write and at
+another server; NATS_SERVER is the broker, SYNC=always makes it sync each message, from version 2.10 on), cost (CPU time of the
 server for sustained writes alone, compared with PEER), rates (sustained writes at half of the saturation load), fresh (a delta of
 5 % compared with a full publication), new_kinds (recall while items of a new kind are added one by one and in bulk), turnover
-(half of the items replaced and merged, compared with a fresh build), merge (effect of a merge on requests), busy (the same, and
-its duration, while other processes use every core), recovery (a start with a journal of a million records). DATA keeps vectors
+(half of the items replaced and merged, compared with a fresh build), merge (effect of a merge on requests), busy (that effect, and
+the duration of the merge, while other processes use every core), recovery (a start with a journal of a million records). DATA keeps vectors
 and stores between runs. Needs numpy.
 """
 
@@ -116,11 +116,11 @@ def state(server):
 
 def settle(server):
     durable = state(server)["durable"]
-    wait("all updates are seen", lambda: state(server)["position"] >= durable)
+    wait("all updates are visible", lambda: state(server)["position"] >= durable)
 
 
 def recall(server, count=300, **more):
-    """Returns the mean recall@K of the default search, or with the fields `more`, for the same queries each time."""
+    """Returns the mean recall@K of the default search, or of a search with the fields `more`, over the same queries each time."""
     found, asked = [], requests(count, 4)
     for n in range(0, count, 50):
         both = []
@@ -133,7 +133,7 @@ def recall(server, count=300, **more):
 
 
 def lists(store, version):
-    """Returns the longest list of a version, as a multiple of the mean."""
+    """Returns the length of the longest list of a version, as a multiple of the mean."""
     with open(store / "items" / str(version) / "index.safetensors", "rb") as file:
         size = int.from_bytes(file.read(8), "little")
         place = json.loads(file.read(size))["list_lengths"]["data_offsets"]
@@ -342,7 +342,7 @@ def turnover():
 
 
 def new_kinds():
-    """Two geometries; rows of a kind have small numbers in one half of the dimensions, which distinguishes old from new."""
+    """Measures two geometries; rows of a kind have small numbers in one half of the dimensions, which distinguishes old from new rows."""
     most, each, asked_for = ITEMS // 10, 20, 0.98
     random = np.random.default_rng(77)
     centres = {"old": random.standard_normal((200, WIDTH)), "new": random.standard_normal((10, WIDTH))}
@@ -389,7 +389,7 @@ def new_kinds():
                 connection = server.connect(600)
                 before, alone = found(server, asked["old"], old), p50(server, asked["old"])
                 lowest = [1.0, 1.0]
-                # Recall of such queries before there is any new item.
+                # Recall of queries for new items, before any new item exists.
                 row(geometry, "none", 0, f"{found(server, asked['new'], old):.3f}", f"{before:.3f}", 1.0, p50(server, asked["new"]), "")
                 for share in shares:
                     until, start = int(ITEMS * share), time.perf_counter()
@@ -408,8 +408,8 @@ def new_kinds():
                 of_new, of_old = (found(server, asked[kind], rows) for kind in ("new", "old"))
                 lowest = [min(lowest[0], of_new), min(lowest[1], of_old - before)]
                 row(geometry, "merged", at, f"{of_new:.3f}", f"{of_old:.3f}", p50(server, asked["old"]) / alone, p50(server, asked["new"]), "")
-                verdict(lowest[0] >= asked_for - 0.02, f"{geometry}, {size} at once: new ones found at any moment: {lowest[0]:.3f}")
-                verdict(lowest[1] >= -0.005, f"{geometry}, {size} at once: old ones found as before: {lowest[1]:+.3f}")
+                verdict(lowest[0] >= asked_for - 0.02, f"{geometry}, {size} at once: lowest recall of new items at any moment: {lowest[0]:.3f}")
+                verdict(lowest[1] >= -0.005, f"{geometry}, {size} at once: change of the recall of old items: {lowest[1]:+.3f}")
 
 
 def merge():
@@ -441,7 +441,7 @@ def merge():
                 stop.set()
                 thread.join()
                 if not merges:
-                    sys.exit("no merge came to its end")
+                    sys.exit("no merge finished during the load")
                 ratios.setdefault(part, []).append(latency(beside, "p99") / latency(alone, "p99"))
                 times = ", ".join(f"{took:.1f} s" for took in merges)
                 row(part, rate, latency(alone, "p99"), latency(beside, "p99"), times, ratios[part][-1])
@@ -490,7 +490,7 @@ def busy():
             ratios.append(median(beside) / alone)
             row(rate, alone, ", ".join(f"{p99:.1f}" for p99 in beside), merges[-1], ratios[-1])
         verdict(max(merges) <= 60, f"a merge of 5 % ends within 60 s beside {burners} busy processes: {max(merges):.1f} s")
-        verdict(median(ratios) <= 1.3, f"it costs a request at most 1.3 x its p99: {median(ratios):.2f}")
+        verdict(median(ratios) <= 1.3, f"the merge costs requests at most 1.3 x their p99: {median(ratios):.2f}")
 
 
 def recovery():
@@ -503,7 +503,7 @@ def recovery():
     start = time.perf_counter()
     with serving(store, "recovery-updates") as server:
         durable = state(server)["durable"]
-        wait("all is seen", lambda: state(server)["position"] == durable)
+        wait("all updates are visible", lambda: state(server)["position"] == durable)
         again = time.perf_counter() - start
     header("records", "written s", "a start s")
     row(durable, took, again)

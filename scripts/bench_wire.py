@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Cost of the wire format on top of a pass: JSON, JSON by columns, Arrow and compression, at several K.
 
-Sends requests to one server one after the other, with alternating forms, so that other load on the machine affects all of them
+Sends requests to one server one after another, with alternating forms, so that other load on the machine affects all forms
 alike. The time of the pass is reported by the server with each answer (`Server-Timing`: the steps of `explain`). The time of the
-call is measured at this client until the last byte: requests are prepared beforehand, and only the length of an answer is read. A
-table of medians goes to stdout, with the time that each form adds to the pass, their ratio, and the time of an empty call
+call is measured by this client until the last byte of the answer: requests are prepared beforehand, and only the length of an answer is read. A
+table of medians goes to stdout, with the time that each form adds to the pass, the ratio of call to pass, and the time of an empty call
 (`/livez`).
 
     sterling demo                                     # or any server
@@ -36,7 +36,7 @@ def passed(header: str) -> float:
 
 
 def ask(connection: socket.socket, request: bytes) -> tuple[float, float, int]:
-    """Returns the milliseconds of a call and of its pass, and the bytes of its body."""
+    """Returns the milliseconds of a call and of its pass, and the bytes of the answer's body."""
     begun = time.perf_counter()
     connection.sendall(request)
     answer, missing = bytearray(), 1
@@ -86,7 +86,7 @@ def main() -> None:
             for form in arguments.forms:
                 once = ask(connection, requests[form])
                 nothing = ask(connection, request("GET", "/livez"))
-                # The first calls warm up both sides.
+                # The first calls warm up client and server.
                 if turn >= 20:
                     taken[form].append(once)
                     idle.append(nothing[0] * 1000)

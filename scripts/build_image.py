@@ -6,8 +6,8 @@ the same program and libraries.
     skopeo copy oci:target/image:latest docker-daemon:sterling:latest     # or docker://REGISTRY/sterling:latest
 
 Besides the program the image has its shared libraries, the CA certificates, and an unprivileged user: no shell, no package
-manager. It runs on any machine with the instruction set of these libraries; `deploy/cpu.Dockerfile` builds one over Debian.
-Debug symbols are stripped unless `--keep-symbols` is set. Timestamps are `$SOURCE_DATE_EPOCH`, or the beginning of 1970."""
+manager. The image runs on any machine that has the instruction set of its libraries; `deploy/cpu.Dockerfile` builds such an image on top of Debian.
+Debug symbols are stripped unless `--keep-symbols` is set. Timestamps are `$SOURCE_DATE_EPOCH`, or the start of 1970."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 
 @dataclass(frozen=True)
 class Entry:
-    """A file of an image, or a folder if it has no content."""
+    """A file of an image, or a folder if ``content`` is unset."""
 
     path: str
     content: bytes | None = None
@@ -58,7 +58,7 @@ def libraries(program: pathlib.Path) -> list[pathlib.Path]:
 
 
 def folders(entries: Iterable[Entry]) -> list[Entry]:
-    """Adds the parent folders of the entries, in the order of their paths."""
+    """Returns the entries with their parent folders, in the order of their paths."""
     all_of = {entry.path: entry for entry in entries}
     for path in list(all_of):
         for parent in list(pathlib.PurePosixPath(path).parents)[:-1]:

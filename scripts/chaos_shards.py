@@ -4,7 +4,7 @@
 STERLING=... [FLIPS=200] scripts/chaos_shards.py, as root.
 
 Two clients send requests to each router in a loop. In each round a server is killed (SIGKILL), terminated, stopped, isolated from
-all, or isolated from one of the routers; then the desired version of the store changes, and once both routers answer with it the
+all, or isolated from one of the routers; then the desired version of the store changes, and once both routers answer with the new version, the
 server is restored. Every answer must be 200, entirely of the version that it names, and complete: no request may fail while a
 server of each shard runs. At the end both servers of a shard are killed: answers must report exactly their coverage, and contain
 nothing of that shard.
@@ -29,7 +29,7 @@ from spaces import STERLING, Sterling, run, spaces, until
 FLIPS = int(os.environ.get("FLIPS", 200))
 FOLDER = Path(tempfile.mkdtemp(prefix="sterling-shards-"))
 SHARDS, REPLICAS, COUNT = 3, 2, 240
-# Ids of the first version are lower, those of the second at least this.
+# Ids of the first version are below this number, ids of the second version are at or above it.
 SECOND = 100_000
 MODEL = "/v1/models/items"
 BRIDGE = "strl-bridge"
@@ -72,7 +72,7 @@ class Member(Sterling):
 class Client(threading.Thread):
     """Sends requests to a router in a loop, and compares each answer with the version that it names."""
 
-    # Requests for the complete version, so that missing items are detected; some by codes.
+    # Requests for the complete version, so that missing items are detected; some requests search by codes.
     BODIES = [
         {"vector": [0.3, 0.5, 0.1, 1], "k": COUNT, "probes": 6, "timeout_ms": 20_000},
         {"vector": [0.3, -0.5, 0.1, 1], "k": COUNT, "exact": True, "columns": ["n"], "timeout_ms": 20_000},
@@ -124,7 +124,7 @@ def published(first):
 
 
 def strike(server, name, how):
-    """Injects a fault into a server. Returns the function that ends it."""
+    """Injects a fault into a server. Returns the function that ends the fault."""
     assert server.is_running(), "the target process runs"
     if how == "killed":
         server.kill()
@@ -138,13 +138,13 @@ def strike(server, name, how):
     if how == "cut off from all":
         run(f"ip link set {name}-o down")
         return lambda: run(f"ip link set {name}-o up")
-    # Its answers to that router are dropped.
+    # The answers of the server to that router are dropped.
     run(f"ip -n {name} route add blackhole {ADDRESSES[ROUTERS[0]]}/32")
     return lambda: run(f"ip -n {name} route del blackhole {ADDRESSES[ROUTERS[0]]}/32")
 
 
 def of_two_shards(router):
-    """Checks the answers of a router while a shard is lost."""
+    """Returns whether a router answers without the lost shard; checks the content of the answer."""
     body = Client.BODIES[1]
     status, text = router.ask("POST", f"{MODEL}:retrieve?min_coverage=0.1", body)
     answer = json.loads(text)
@@ -181,11 +181,11 @@ def main():
         start, done, active = time.monotonic(), collections.Counter(), 2
         until("the clients are answered", lambda: answers() > 40, told=wrong)
         for n in range(FLIPS):
-            # Each server in turn with each fault in turn, and never two of a shard.
+            # Cycles through all servers and all faults; two servers of one shard are never down together.
             struck, how = n * 5 % len(servers), STRIKES[(n + n // len(servers)) % len(STRIKES)]
             heal = strike(servers[struck], SERVERS[struck], how)
             before = answers()
-            until("answers with a server less", lambda: answers() > before + 8, told=wrong)
+            until("answers without the failed server", lambda: answers() > before + 8, told=wrong)
             active = 3 - active
             sterling("activate", "items", active, "--store", FOLDER / "store")
             for router in routers:
@@ -206,11 +206,11 @@ def main():
         for server in servers[REPLICAS : 2 * REPLICAS]:
             assert server.is_running(), "the target process runs"
             server.kill()
-        until("a shard is missed", lambda: all(of_two_shards(router) for router in routers))
+        until("both routers report the lost shard", lambda: all(of_two_shards(router) for router in routers))
         covered = of_two_shards(routers[0])
         strikes = ", ".join(f"{count} x {how}" for how, count in done.items())
-        print(f"{FLIPS} flips in {took:.0f} s, servers {strikes}: {asked[1]} and {asked[2]} answers of the versions, all 200 and whole")
-        print(f"the slowest took {max(client.slowest for client in clients):.2f} s; without a shard {covered:.4f} of the items, as reported")
+        print(f"{FLIPS} flips in {took:.0f} s, servers {strikes}: {asked[1]} and {asked[2]} answers of the two versions, all 200 and complete")
+        print(f"the slowest answer took {max(client.slowest for client in clients):.2f} s; without a shard {covered:.4f} of the items, as reported")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Servers over a stream, each in a network namespace, while they and their broker are killed and the network between them is cut.
+"""Servers over a stream, each in a network namespace, while servers and broker are killed and the network between them is cut.
 
 STERLING=... [NATS_SERVER=nats-server] [FAULTS=60] [SYNC=always] scripts/chaos_streams.py, as root.
 
-Two writers put one new item after the other, one at each server, and record the acknowledged ones. FAULTS times, alternating and
+Two writers, one at each server, upsert new items one after another, and record the acknowledged items. FAULTS times, alternating and
 only while both make progress, a server or the broker is killed (SIGKILL) and restarted, or the link of the broker to one server
 or both drops every packet for up to twelve seconds. At the end both servers must have each acknowledged item once, at the same
 position, and the position must count the items: no loss, no duplicate, no gap. SYNC=always needs a broker of version 2.10 or
@@ -31,12 +31,12 @@ SYNC = os.environ.get("SYNC", "")
 FOLDER = Path(tempfile.mkdtemp(prefix="sterling-streams-"))
 MODEL = "/v1/models/items"
 NAMES = ["strl-broker", "strl-one", "strl-two"]
-# Per server: its address on the broker link, the broker's address on it, and its address for the writers.
+# Per server: its address on the link to the broker, the broker's address on that link, and its address for the writers.
 LINKS = [("10.91.1.2", "10.91.1.1", "10.91.11.2"), ("10.91.2.2", "10.91.2.1", "10.91.12.2")]
 
 
 def network(stack):
-    """Creates a namespace for the broker and for each server; the servers have a link to the broker and one to the writers."""
+    """Creates a namespace for the broker and for each server; each server has a link to the broker and a link to the writers."""
     spaces(stack, NAMES, [f"strl-o{n}" for n in range(len(LINKS))])
     for n, (own, broker, outer) in enumerate(LINKS):
         space = NAMES[n + 1]
@@ -91,7 +91,7 @@ class Writer(threading.Thread):
                 self.perhaps.append(item)
                 time.sleep(0.02)
             else:
-                # It exits; `progress` reports the reason.
+                # The server exits; `progress` reports the reason.
                 return
 
 
@@ -120,13 +120,13 @@ def fault(kind, broker, servers):
 
 
 def hold(servers, writers):
-    """Compares the items of the servers with the acknowledged ones."""
+    """Compares the items of the servers with the acknowledged items."""
     told = [json.loads(server.ask("GET", f"{MODEL}/items:position")[1]) for server in servers]
     durable = max(one["durable"] for one in told)
     acknowledged = {item for writer in writers for item in writer.acknowledged}
     perhaps = {item for writer in writers for item in writer.perhaps}
     for server in servers:
-        until("all is seen", lambda: server.ask("GET", f"{MODEL}/items:position?min_position={durable}")[0] == 200)
+        until("all durable updates are visible", lambda: server.ask("GET", f"{MODEL}/items:position?min_position={durable}")[0] == 200)
         there, body = [], {"vector": [1, 1], "k": 50_000, "candidates": 200_000, "filter": "n > 0", "exact": True, "timeout_ms": 30_000}
         body["cursor"] = ""
         while "cursor" in body:
@@ -137,10 +137,10 @@ def hold(servers, writers):
             body.pop("cursor")
             body |= {name: answer[name] for name in ["cursor"] if name in answer}
         there, count = set(there), len(there)
-        assert count == len(there), "an item is twice in the pages"
-        assert not acknowledged - there, f"{len(acknowledged - there)} of {len(acknowledged)} acknowledged are missing, {count} are there"
+        assert count == len(there), "the pages contain an item twice"
+        assert not acknowledged - there, f"{len(acknowledged - there)} of {len(acknowledged)} acknowledged items are missing, {count} exist"
         assert not there - acknowledged - perhaps, "items that no client has written"
-        assert len(there) == durable, f"{len(there)} items by {durable} updates: some are there twice"
+        assert len(there) == durable, f"{len(there)} items by {durable} updates, expected as many: some exist twice"
     return len(acknowledged), durable - len(acknowledged), len(perhaps)
 
 
@@ -178,7 +178,7 @@ def main():
             writer.join()
         acknowledged, more, perhaps = hold(servers, writers)
         print(f"nats-server {version}, {FAULTS} faults in {time.monotonic() - start:.0f} s: " + ", ".join(f"{n} x {what}" for what, n in done.items()))
-        print(f"{acknowledged} acknowledged updates, all there once, at both; {more} of {perhaps} others are there, once")
+        print(f"{acknowledged} acknowledged updates, each stored once, at both servers; {more} of {perhaps} unacknowledged updates are stored, once")
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@
     scripts/check_docs.py --sizes             also prints words, sentences, mean and longest sentence per page
     scripts/check_docs.py --wrap docs/guide/gpu.md      wraps the prose of these pages at 120 columns
     scripts/check_docs.py --site target/book  the links of the built site
-    scripts/check_docs.py --words crates src  the word list alone: comments and strings of .rs, .py, .sh, .js and .html files
+    scripts/check_docs.py --words crates src  checks only the word list: comments and strings of .rs, .py, .sh, .js and .html files
     scripts/check_docs.py --words             the word list on all sources of the repository, as CI does
     scripts/check_docs.py --words --since main crates   only the lines that were added since a revision
 
-The word list is `scripts/words.txt`; `scripts/words_allow.txt` holds the legitimate uses. The exit status is 1 if there is a finding.
+The word list is `scripts/words.txt`; `scripts/words_allow.txt` holds the legitimate uses. The exit status is 1 if anything is found.
 """
 
 import argparse
@@ -69,7 +69,7 @@ class Page:
 
     @property
     def words(self) -> int:
-        """Number of words; table borders and dashes are none."""
+        """Number of words; table borders and dashes do not count."""
         return sum(1 for word in self.text.split() if any(c.isalnum() for c in word))
 
     def sentences(self) -> list[tuple[int, str]]:
@@ -81,7 +81,7 @@ def relative(path: Path) -> str:
 
 
 def prose(text: str) -> str:
-    """The text as it is read: code spans as one placeholder, links as their text, without emphasis."""
+    """Returns the text as a reader sees it: code spans as one placeholder, links as their text, without emphasis."""
     text = SPAN.sub(CODE, text)
     text = LINK.sub(lambda m: "" if m.group(0).startswith("!") else m.group(1), text)
     text = re.sub(r"<[^>\s][^>]*>", " ", text)
@@ -103,7 +103,7 @@ def count(text: str) -> int:
 
 
 def slug(title: str) -> str:
-    """The anchor that mdBook and GitHub give a heading."""
+    """Returns the anchor that mdBook and GitHub give a heading."""
     plain = LINK.sub(r"\1", title).replace("`", "").replace("*", "")
     return "".join(c for c in plain.lower().replace(" ", "-") if c.isalnum() or c in "-_")
 
@@ -229,7 +229,7 @@ RUST = re.compile(
 
 
 def joined(pieces: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Comments on consecutive lines as one text; an empty comment line ends it."""
+    """Joins comments on consecutive lines to one text; an empty comment line ends the text."""
     texts: list[tuple[int, str]] = []
     last = -1
     for line, piece in pieces:
@@ -243,7 +243,7 @@ def joined(pieces: list[tuple[int, str]]) -> list[tuple[int, str]]:
 
 
 def plain(text: str) -> str:
-    """The text with format arguments as placeholders."""
+    """Returns the text with format arguments as placeholders."""
     return re.sub(r"\$?\{[^{}]*\}", CODE, text.replace("{{", CODE).replace("}}", CODE))
 
 
@@ -314,7 +314,7 @@ def added_lines(path: Path, revision: str) -> set[int]:
 
 def check_words(paths: list[str], since: str | None) -> list[str]:
     words, found = word_list(), []
-    # Without paths the sources only: `main` checks the pages of the documentation.
+    # Without paths, only sources are searched: `main` checks the pages of the documentation.
     suffixes = [*PARSERS, ".md"] if paths else [*PARSERS]
     files: list[Path] = []
     for path in [Path(p).resolve() for p in paths or [ROOT / name for name in SOURCES]]:
@@ -325,7 +325,7 @@ def check_words(paths: list[str], since: str | None) -> list[str]:
         hits = words.findings(relative(path), texts)
         if since and hits:
             added = added_lines(path, since)
-            # A text counts by its first line: a comment whose first line is old is reported when that line changes.
+            # A text is located by its first line: a comment whose first line is old is reported when that line changes.
             hits = [hit for hit in hits if int(hit.split(":")[1]) in added]
         found += hits
     return found
@@ -379,7 +379,7 @@ def check_summary(pages: dict[Path, Page]) -> list[str]:
     summary = BOOK / "SUMMARY.md"
     listed = [m.group(2) for m in LINK.finditer(summary.read_text(encoding="utf-8"))]
     found = [f"docs/SUMMARY.md: {target}: no such page" for target in listed if not (BOOK / target).is_file()]
-    found += [f"docs/SUMMARY.md: {target} twice" for target in sorted({t for t in listed if listed.count(t) > 1})]
+    found += [f"docs/SUMMARY.md: {target} is listed twice" for target in sorted({t for t in listed if listed.count(t) > 1})]
     for path in pages:
         if path.is_relative_to(BOOK) and path != summary and path.relative_to(BOOK).as_posix() not in listed:
             found.append(f"{relative(path)}: not in docs/SUMMARY.md")
@@ -387,7 +387,7 @@ def check_summary(pages: dict[Path, Page]) -> list[str]:
 
 
 def wrapped(text: str) -> str:
-    """The page with its paragraphs and list items wrapped; tables, code, headings and HTML stay as they are."""
+    """Returns the page with its paragraphs and list items wrapped; tables, code, headings and HTML are unchanged."""
     lines: list[str] = []
     block: list[str] = []
     fence, raw = "", False
@@ -427,7 +427,7 @@ def wrapped(text: str) -> str:
 
 
 def check_site(site: Path) -> list[str]:
-    """Links between the rendered pages; those into `rust/` and `python/` only if these were rendered, too."""
+    """Checks the links between the rendered pages; links into `rust/` and `python/` only if these were rendered too."""
     ids: dict[Path, set[str]] = {}
     found = []
     for page in sorted(site.rglob("*.html")):

@@ -36,7 +36,7 @@ def commands_of(text: str) -> list[tuple[str, str]]:
 
 
 def wrapped(text: str) -> str:
-    """Long descriptions of options continue below their first word."""
+    """Wraps long descriptions of options; continuation lines start below the description's first word."""
     lines = []
     for line in text.splitlines():
         option = re.match(r"\s+(?:-\S.*?|<\S+>.*?|\[\S+\].*?|[a-z][\w-]*)\s{2,}(?=\S)", line)
@@ -64,7 +64,7 @@ def page(program: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", help="the binary")
-    parser.add_argument("--check", action="store_true", help="compares instead of writing")
+    parser.add_argument("--check", action="store_true", help="compares the page instead of writing it")
     options = parser.parse_args()
     made = page(options.program)
     if not options.check:

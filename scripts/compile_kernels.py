@@ -3,8 +3,8 @@
 
     scripts/compile_kernels.py NVRTC [--write]
 
-NVRTC is a folder with libnvrtc.so.13, as in the package nvidia-cuda-nvrtc 13.0.88. The script fails on a compile error, on a
-spill or a stack frame, of which no kernel has any, and if the usage differs from crates/cuda/src/kernels/registers.txt; --write
+NVRTC is a folder with libnvrtc.so.13, as in the package nvidia-cuda-nvrtc 13.0.88. The script fails on a compile error, on a register
+spill or a stack frame, since no kernel has either, and if the usage differs from crates/cuda/src/kernels/registers.txt; --write
 updates that file.
 """
 
@@ -27,7 +27,7 @@ def load(folder):
     found = sorted(pathlib.Path(folder).rglob("libnvrtc-builtins.so.13*")) + sorted(pathlib.Path(folder).rglob("libnvrtc.so.13"))
     if len(found) < 2:
         sys.exit(f"{folder}: no libnvrtc.so.13 with its builtins")
-    # The library loads its builtins by name only, so they must be loaded before.
+    # NVRTC loads its builtins by name only, so the builtins must be loaded before it.
     return [ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL) for path in found][-1]
 
 

@@ -27,7 +27,7 @@ def sources() -> list[str]:
 
 
 def lines_of(name: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Comment lines and messages of one file, each with its place."""
+    """Returns the comment lines and the messages of one file, each with its path and line."""
     source = (check_docs.ROOT / name).read_text(encoding="utf-8")
     if name.endswith(".rs"):
         source = source.split("#[cfg(test)]\nmod tests {")[0]

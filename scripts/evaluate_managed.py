@@ -5,8 +5,8 @@ docs/benchmarks/training.md.
     python scripts/evaluate_managed.py [STERLING]
 
 STERLING is the program, by default target/release/sterling. Users are drawn by Zipf 1.05, and the ranks drift: which users are frequent
-changes all the time. A user has one of 12 tastes; 80 % of the clicks follow it, and the others are popular items. The user tower knows the
-user's id only. Each event is ranked before it is trained on. Three models differ in the table of users:
+changes all the time. A user has one of 12 tastes; 80 % of the clicks follow the taste, and the others are on popular items. The user tower knows only the
+user's id. Each event is ranked before it is trained on. Three models differ in the table of users:
 
 - all: a row for each user, and no managed ids;
 - managed: a tenth of the rows, with each eviction policy;
@@ -27,7 +27,7 @@ from sterling import Ids, Table, export
 from torch import nn
 
 USERS, ROWS, ITEMS, TASTES, EVENTS, D = 10_000, 1_000, 240, 12, 60_000, 16
-# Number of events after which one user becomes frequent and the least frequent of the frequent ones no longer is.
+# Number of events after which one user becomes frequent and the least frequent of the frequent users becomes rare.
 DRIFT = 200
 FREE = -(2**63)
 TRAIN = """
@@ -42,7 +42,7 @@ optimizer = { kind = "adagrad", rate = 0.3 }
 
 
 class User(nn.Module):
-    """A query from the row of a user; that of an unknown user is the bias."""
+    """Computes a query from the row of a user; the query of an unknown user is the bias."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Item(nn.Module):
 
 
 def mixed(numbers: np.ndarray) -> np.ndarray:
-    """Ids of 64 bits, as SplitMix64 makes them."""
+    """Returns 64-bit ids, computed by SplitMix64."""
     z = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -72,7 +72,7 @@ def mixed(numbers: np.ndarray) -> np.ndarray:
 
 
 def stream(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Users by number, and items, of all events."""
+    """Returns the user numbers and the items of all events."""
     random = np.random.default_rng(seed)
     shares = 1 / np.arange(1, USERS + 1) ** 1.05
     ranks = random.choice(USERS, EVENTS, p=shares / shares.sum())

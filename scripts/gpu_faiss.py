@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Search by lists in Faiss, for the table of scripts/gpu-check.sh: IVF over int8 rows and over f32 rows, with the lists, probes
+"""Measures the search by lists in Faiss, for the table of scripts/gpu-check.sh: IVF over int8 rows and over f32 rows, with the lists, probes
 and results of `benches/gpu_floors.rs`; on a GPU also with cuVS, if Faiss was built with it.
 
     scripts/gpu_faiss.py ITEMS[,ITEMS…] [--device cuda|cpu]
@@ -27,7 +27,7 @@ def median(runs, work):
 
 
 def indexes(device, lists):
-    """Returns empty indexes by name."""
+    """Yields empty indexes with their names."""
     metric = faiss.METRIC_INNER_PRODUCT
     if device == "cpu":
         for kind in ("SQ8", "Flat"):

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The same search in PyTorch, for the table of scripts/gpu-check.sh: composed of its operations over lists, and as a plain
+"""Measures the search of gpu_faiss.py in PyTorch, for the table of scripts/gpu-check.sh: composed of PyTorch's operations over lists, and as a plain
 product with all items and topk (cuBLAS and torch.topk).
 
     scripts/gpu_peers.py ITEMS[,ITEMS…] [--device cuda]
 
-Half precision on a GPU, single precision on a CPU, which only tests the script. Prints lines of the table.
+Uses half precision on a GPU and single precision on a CPU, which only tests the script. Prints lines of the table.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def line(what, micros, batch):
 
 
 def composed(items, centroids, queries, layers, each, probes, k0, k):
-    """Probes, gathers the lists, scores, keeps K0, reranks, keeps K."""
+    """Probes, gathers the lists, scores their items, keeps the best K0, reranks them, keeps the best K."""
     lists = (queries @ centroids.T).topk(probes, dim=1).indices
     slots = (lists[:, :, None] * each + torch.arange(each, device=items.device)).flatten(1)
     scores = torch.bmm(items[slots], queries[:, :, None]).squeeze(2)

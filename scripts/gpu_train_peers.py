@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The training step of benches/gpu/training.rs in FBGEMM, for the table of scripts/gpu-check.sh: forward, backward and update of
+"""Measures the training step of benches/gpu/training.rs in FBGEMM, for the table of scripts/gpu-check.sh: forward, backward and update of
 four tables with a fused optimizer, ids and gradients in device memory.
 
     scripts/gpu_train_peers.py [--device cuda] [--tiny]

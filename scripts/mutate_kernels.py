@@ -4,11 +4,11 @@
     cargo test --test gpu --no-run
     scripts/mutate_kernels.py target/debug/deps/gpu-… [--only FILE …] [--every N] [--part I/N] [--sample SEED] [--minutes M]
 
-Each mutant is compiled for the host and run through the tests that launch the kernels of its file, with up to three orders of
+Each mutant is compiled for the host and tested by the tests that launch the kernels of its file, with up to three orders of
 threads, and under sanitizers. Prints one line per mutant, survivors last. A survivor with a row in tests/gpu/known_mutants.txt
 (its file, the text of its line and the change) is explained; others end the script with status 1. All mutants take hours: --every
-takes all barriers and each N-th of the other changes, --part one of N shares; --sample takes them in the order of a seed, and
---minutes ends the run after that time, so that the finished ones are a sample of all.
+takes all barriers and each N-th of the other mutants, --part one of N parts; --sample takes mutants in random order by a seed, and
+--minutes ends the run after that time, so that the finished mutants are a sample of all mutants.
 """
 
 import argparse
@@ -25,19 +25,19 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "crates/cuda/src/kernels"
 KNOWN = ROOT / "tests/gpu/known_mutants.txt"
-# Files, and the tests that launch their kernels: those that fail soonest first.
+# Kernel files, and the tests that launch their kernels, with tests that fail soonest first.
 TESTS = {
     "topk.cu": ["top::"],
     "merge.cu": ["merge::"],
     "scan.cu": ["scan::"],
     "scan.cuh": ["scan::", "rows::"],
-    "ahead.cu": ["looks::"],
+    "ahead.cu": ["termination::"],
     "pool.cu": ["bags::", "hot::", "lanes::"],
     "filter.cu": ["words::"],
     "rows.cu": ["rows::", "merge::"],
     "dense.cu": ["steps::"],
     "products.cu": ["steps::"],
-    "value.cu": ["worth::"],
+    "value.cu": ["value_model::"],
     "sort.cu": ["learn::"],
     "learn.cu": ["learn::"],
 }
@@ -61,7 +61,7 @@ def mutants(files):
 
 
 def caught(library, tests, modules, seeds, more):
-    """Returns the way the tests detect a mutant, or None."""
+    """Returns how the tests detect a mutant, or None if they do not."""
     for seed in seeds:
         environment = {"STERLING_EMULATION_LIBRARY": str(library), "STERLING_EMULATION_SEED": str(seed), "PATH": "/usr/bin:/bin", **more}
         try:

@@ -1,4 +1,4 @@
-"""Program that the scripts run: STERLING is the binary (target/release/sterling)."""
+"""The program that the scripts run: STERLING names the binary (default target/release/sterling)."""
 
 import os
 from pathlib import Path

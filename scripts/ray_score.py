@@ -5,8 +5,8 @@ undisturbed run.
     PYTHONPATH=python VENV/bin/python scripts/ray_score.py [--program target/release/sterling]
 
 VENV has `ray`, `numpy` and `xxhash`. The nodes run in two network namespaces of this machine, joined by a pair of virtual
-interfaces, because Ray listens on all addresses that it finds: root is needed. All processes are started in the namespaces and
-end with them. Each run kills one of: a worker's process, an actor, the driver (which is restarted), a node. The kill happens when
+interfaces, because Ray listens on all addresses that it finds; this needs root. All processes are started in the namespaces and
+end with these. Each run kills one of: a worker's process, an actor, the driver (which is restarted), a node. The kill happens when
 some files are finished and some are not.
 """
 
@@ -115,7 +115,7 @@ def outputs(folder: pathlib.Path) -> dict[str, str]:
 
 
 def prepare(folder: pathlib.Path, program: str) -> dict:
-    """Makes a store, users in files, and the output of an undisturbed run."""
+    """Creates a store, files of users, and the output of an undisturbed run."""
     vector = lambda n: [round(math.sin(n * (i + 1) * 0.37) + 0.1 * i, 6) for i in range(16)]  # noqa: E731
     with open(folder / "items.jsonl", "w") as out:
         out.writelines(json.dumps({"id": n, "embedding": vector(n)}) + "\n" for n in range(ITEMS))
@@ -139,7 +139,7 @@ def scored(folder: pathlib.Path) -> int:
 
 
 def chaos(cluster: Cluster, folder: pathlib.Path, job: dict, what: str) -> None:
-    """Runs a job and kills something once some files are finished and some are not."""
+    """Runs a job and kills the named part of it once some files are finished and some are not."""
     out = folder / what
     job = job | {"output": str(out)}
     environment = os.environ | {"RAY_DEDUP_LOGS": "0"}
@@ -170,7 +170,7 @@ def chaos(cluster: Cluster, folder: pathlib.Path, job: dict, what: str) -> None:
             time.sleep(3)
             left = [pid for node in (0, 1) for pid in cluster.find(node, "score", "--units")]
             if left:
-                raise SystemExit(f"driver: its workers go on: {left}")
+                raise SystemExit(f"driver: its workers continue after the kill: {left}")
             before = scored(out)
             process = driver()
         case "node":
@@ -180,7 +180,7 @@ def chaos(cluster: Cluster, folder: pathlib.Path, job: dict, what: str) -> None:
     if process.returncode != 0:
         raise SystemExit(f"{what}: {said}")
     if outputs(out) != outputs(folder / "alone"):
-        raise SystemExit(f"{what}: other bytes than undisturbed")
+        raise SystemExit(f"{what}: the outputs differ from those of an undisturbed run")
     counts = json.loads((out / "_SUCCESS.json").read_text())
     assert counts == {"rows": FILES * (ROWS + 1), "scored": FILES * ROWS, "problems": {"invalid": FILES}}, counts
     left = [path.name for path in out.iterdir() if path.name.startswith((".part-", "._part-"))]

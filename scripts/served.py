@@ -22,7 +22,7 @@ from pathlib import Path
 from program import ROOT, STERLING
 
 PEER = os.environ.get("PEER", "")
-# The generator is the same for all binaries: a baseline may not have the command.
+# All binaries are measured with the same load generator, since an older PEER may lack the `bench` command.
 BENCH = os.environ.get("BENCH", STERLING)
 FOLDER = Path(tempfile.mkdtemp(prefix="sterling-measure-"))
 TICK = os.sysconf("SC_CLK_TCK")
@@ -36,7 +36,7 @@ def seconds(default):
 
 
 def binaries():
-    """Returns the measured binaries by name, the peer second."""
+    """Returns the measured binaries by name: STERLING, then PEER if it is set."""
     return {"sterling": STERLING} | ({"peer": PEER} if PEER else {})
 
 
@@ -50,7 +50,7 @@ def store(binary=STERLING, name="store", more=()):
 
 
 def publish(binary, path, more=(), package=ROOT / "models/debian"):
-    """Publishes the Debian model, or a similar package, again."""
+    """Publishes the Debian model, or a similar package, as the next version of a store."""
     command = [binary, "publish", str(package), "--store", str(path), *more]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -76,7 +76,7 @@ class Server:
         self.environment = os.environ | (environment or {})
 
     def within(self, group):
-        """Returns the server with a control group to start in."""
+        """Returns the server, which will start in this cgroup."""
         self.arguments = [*group.command, *self.arguments]
         return self
 
@@ -152,7 +152,7 @@ class Router(Server):
 
 
 def keys(*names):
-    """Writes a file of keys; returns it with one full read key per name."""
+    """Writes a file of access keys; returns its path, and a key with the role `read` for each name."""
     path = FOLDER / "keys.toml"
     ask = lambda name: subprocess.run([STERLING, "key", name, "--file", str(path)], stdout=subprocess.PIPE, text=True, check=True)
     return str(path), {name: ask(name).stdout.strip() for name in names}
@@ -160,7 +160,7 @@ def keys(*names):
 
 @contextlib.contextmanager
 def beside(attack, *arguments):
-    """Runs `attack(*arguments, stop, found)` in a low-priority process until the block ends. Counts that it sent to `found`
+    """Runs `attack(*arguments, stop, found)` in a low-priority process until the block ends. Counts that `attack` puts into `found`
     are then in the dictionary of the block, by name."""
     context, counts = multiprocessing.get_context("fork"), {}
     stop, (found, sent) = context.Event(), context.Pipe(duplex=False)
@@ -185,12 +185,12 @@ def wait(what, is_so, seconds_max=60):
             if is_so():
                 return
         if time.time() - start > seconds_max:
-            sys.exit(f"waited in vain: {what}")
+            sys.exit(f"timed out waiting until {what}")
         time.sleep(0.02)
 
 
 def bench(url, *arguments):
-    """Returns the JSON lines of a run of `sterling bench`. A void run has exit status 1 and reports it in its line."""
+    """Returns the JSON lines of a run of `sterling bench`. A void run has exit status 1, and its line says that it is void."""
     # If the server takes every core, the generator keeps its schedule only with a higher priority.
     first = ["nice", "-n", "-10"] if os.geteuid() == 0 else []
     command = [*first, BENCH, "bench", url, "--json", *map(str, arguments)]

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Version swaps under load.
+"""Swaps versions under load and checks every answer.
 
     STERLING=... [SECONDS=30] [ACTIVATIONS=1000] [RATE=100] scripts/soak_swaps.py
 
 Two versions with different scores are activated alternately, with 30 swaps and rollbacks, while `sterling bench` counts and times
-requests and two readers compare every answer with that of its version alone. Then ACTIVATIONS activations; memory and file
-descriptors must stay at their values before.
+requests and two readers compare every answer with the answer of its version alone. ACTIVATIONS activations follow; memory and file
+descriptors must stay at the values before them.
 """
 
 import os
@@ -29,7 +29,7 @@ def two_versions():
     path.mkdir()
     publish(STERLING, path)
     other = FOLDER / "package"
-    # Its recorded requests have the answers of the other value model.
+    # Without recorded requests, whose answers belong to the other value model.
     shutil.copytree(ROOT / "models/debian", other, ignore=shutil.ignore_patterns("warmup.jsonl"))
     model = (other / "model.toml").read_text()
     (other / "model.toml").write_text(re.sub(r"w_similarity = [\d.]+", "w_similarity = 1.0", model))
@@ -68,7 +68,7 @@ class Reader(threading.Thread):
             expected = self.expected[answer["version"]]
             close = [abs(a - b) <= TOLERANCE * max(1.0, abs(b)) for a, b in zip(scores(answer), expected["scores"][place])]
             self.mixed += answer["digest"] != expected["digest"] or len(close) != len(expected["scores"][place]) or not all(close)
-            # Often enough to see every swap; the generator makes the load.
+            # Reads often enough to see every swap; the load comes from the generator.
             time.sleep(0.02)
 
 
@@ -135,7 +135,7 @@ def main():
     failures = swapping_class["requests"] - swapping_class["ok"] + failed
     ratio = swapping_class["answered_ms"]["p99"] / steady_class["answered_ms"]["p99"]
     verdict(failures == 0, f"{failures} of {swapping_class['requests'] + asked} requests failed during the swaps, expected 0")
-    verdict(mixed == 0, f"{mixed} of {asked} answers were not those of their version, expected 0")
+    verdict(mixed == 0, f"{mixed} of {asked} answers differ from the answers of their version alone, expected 0")
     verdict(ratio <= 1.2, f"p99 during swaps {ratio:.2f} x of steady, expected at most 1.2 x")
     verdict(after[0] <= before[0] * 1.02 + 1, f"memory after {ACTIVATIONS} activations {after[0]:.1f} MB, before {before[0]:.1f}, expected no more than 2 % and 1 MB of growth")
     verdict(after[1] <= before[1], f"descriptors after {ACTIVATIONS} activations {after[1]}, before {before[1]}, expected no more")

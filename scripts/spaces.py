@@ -16,7 +16,7 @@ def run(command):
 
 def spaces(stack, names, links):
     """Creates namespaces with these names, until the stack ends. Namespaces of an earlier run are removed first, and their
-    links too, because a namespace lives on while one of its connections waits for its peer."""
+    links too, because a namespace exists as long as one of its connections waits for its peer."""
 
     def away():
         for kind, things in (("netns", names), ("link", links)):
@@ -72,5 +72,5 @@ def until(what, is_so, most=90, told=lambda: ""):
     start = time.monotonic()
     while not is_so():
         if time.monotonic() - start > most:
-            sys.exit(f"never: {what} {told()}")
+            sys.exit(f"timed out waiting until {what} {told()}")
         time.sleep(0.02)

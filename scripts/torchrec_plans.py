@@ -4,8 +4,8 @@
     pip install torch==2.14.0 fbgemm-gpu-cpu==1.9.0 torchrec==1.9.2
     python scripts/torchrec_plans.py
 
-The planner is that of TorchRec, with its default proposers and kernels, on one and on two hosts with 8 GPUs of 80 GiB each. It
-gets the constants of the topology in `crates/embedding/src/planner/tests.rs`, as far as TorchRec has them. The tests compare the
+Runs TorchRec's planner with its default proposers and kernels, for one and for two hosts with 8 GPUs of 80 GiB each. The planner
+gets the constants of the topology in `crates/embedding/src/planner/tests.rs`, if TorchRec has such constants. The tests compare the
 costs of these plans with Sterling's plans for the same machines, by Sterling's cost model.
 """
 
@@ -26,7 +26,7 @@ ROWS += [40000000, 40000000, 40000000, 590152, 12973, 108, 36]
 IDS = [3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1]
 WIDTH = 128
 GPUS = 8
-# Requests that a host answers together; TorchRec counts those of a GPU.
+# Number of requests that a host answers together; TorchRec expects the number per GPU.
 BATCH = 512
 GIB = 1 << 30
 GB_PER_MS = 10**9 / 1000

@@ -26,7 +26,7 @@ BATCH, UNIFORM, MASK64 = 64, 256, (1 << 64) - 1
 
 
 def mix(number):
-    """The finalizer of splitmix64, as `crates/train/src/draws.rs` has it."""
+    """The finalizer of splitmix64, as `crates/train/src/step_random.rs` has it."""
     x = (number + 0x9E3779B97F4A7C15) & MASK64
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK64

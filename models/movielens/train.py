@@ -54,7 +54,7 @@ def fetch():
 
 
 class Block(nn.Module):
-    """Causal self-attention and a network, each behind a layer norm and beside a residual."""
+    """Causal self-attention and a network, each behind a layer norm and with a residual connection."""
 
     def __init__(self):
         super().__init__()
