@@ -40,9 +40,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! `examples/` has a program for each use. Everything below these types is in crates of its own, which are modules here and can be
-//! used alone: the index ([`index`]), the embedding tables ([`embedding`]), ONNX graphs ([`graph`]), CPU kernels ([`kernels`]),
-//! the write-ahead log ([`journal`]) and the rest of the table in `docs/internals/architecture.md`.
+//! `examples/` has a program for each use. The implementation is in separate crates, which are modules here and can be used alone:
+//! the index ([`index`]), the embedding tables ([`embedding`]), ONNX graphs ([`graph`]), CPU kernels ([`kernels`]), the write-ahead
+//! log ([`journal`]) and the rest of the table in `docs/internals/architecture.md`.
 //!
 //! | letter | meaning | letter | meaning |
 //! |---|---|---|---|
@@ -62,7 +62,7 @@ pub use sterling_snapshot::Recipe;
 pub use sterling_api as api;
 pub use sterling_batch as batch;
 pub use sterling_bench as bench;
-pub use sterling_core::{clock, draws, error, items, limits, locks, logging, packed, quota, request, tensor, units};
+pub use sterling_core::{clock, error, items, limits, locks, logging, packed, quota, request, sampler, tensor, units};
 pub use sterling_cuda as cuda;
 pub use sterling_embedding as embedding;
 pub use sterling_graph as graph;

@@ -1,6 +1,7 @@
 //! The `sterling` program.
 
-/// The C library gives the memory of a request back to the system after each, and takes it again for the next, page by page.
+/// Allocator mimalloc: the C library's allocator would return the memory of each request to the system, and fault it in again page
+/// by page for the next request.
 #[global_allocator]
 static HEAP: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

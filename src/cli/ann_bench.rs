@@ -1,14 +1,16 @@
 //! `sterling ann-bench`: benchmarks the item index alone on `.npy` files, with one JSON line per measurement.
 //!
-//! 1. Items (and attributes) become an index in a temporary folder, through the same build, encode and open as a snapshot.
-//! 2. For each number of results and of probes, and for each filter, all queries run once; the first batch runs twice and its
-//!    first time is discarded. Each thread takes a part of a batch through the production search ([`sterling_index::search`]),
-//!    with as many candidates as results. The time includes parsing and planning the filter for each part.
-//! 3. With `--codes` the index has first-pass codes; `--selected` sets how many candidates they select of all items, 0 for a scan
-//!    of int8 rows. With a recall, the calibration chooses.
+//! 1. Items (and attributes) become an index in a temporary folder: built, encoded and opened like a snapshot.
+//! 2. For each number of results and of probes, and for each filter, all queries run once; the first batch runs twice, and the time
+//!    of its first run is discarded. Each thread takes a part of a batch through the production search
+//!    ([`sterling_index::search`]), with as many candidates as results. The time includes parsing and planning the filter for each
+//!    part.
+//! 3. With `--codes` the index has first-pass codes; `--selected` sets how many candidates the codes select without a filter; 0
+//!    scans int8 rows instead. For a target recall, the calibration chooses the number.
 //! 4. With `--recall` the index is calibrated as in a publication, and the calibration chooses the number of lists per target.
-//! 5. With `--cheapest` the fewest lists that reach the same recall, one number for all queries, are found by search.
-//! 6. Results are compared with the exact ones: recall is the share of the true K that was returned.
+//! 5. With `--cheapest` the smallest number of lists that reaches the same recall, one number for all queries, is found by
+//!    bisection.
+//! 6. Results are compared with the exact answers: recall is the fraction of the true K items that was returned.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -25,7 +27,7 @@ use sterling_core::units::Slot;
 use sterling_index::columns::{self, Columns, ItemColumn, ItemValues};
 use sterling_index::filter;
 use sterling_index::ivf::{self, CodeKind, FirstPass, Rescore};
-use sterling_index::search::{self, Catalogue, CataloguePart, Found, Sink};
+use sterling_index::search::{self, Catalogue, Found, Segment, Sink};
 use sterling_kernels::priority;
 use sterling_publish::calibrate;
 use sterling_snapshot::{Calibration, SearchGoal};
@@ -37,10 +39,10 @@ use sterling_storage::rows::RowStore;
 const THREADS_MAX: usize = 4096;
 /// Maximum number of queries searched at once.
 const BATCH_MAX: usize = 65_536;
-/// Tolerance under a filter: the mean recall of the queries must reach the target, and the worst query may be below it by at most
-/// this.
+/// Tolerance under a filter: the mean recall of the queries must reach the target, and the recall of the worst query may be below
+/// the target by at most this number.
 const WORST_BELOW: f64 = 0.05;
-/// Precision of the fewest lists, as a factor.
+/// Factor to which the smallest sufficient number of lists is determined.
 const CHEAPEST_STEP: f64 = 1.03;
 /// Maximum number of results of a filtered query, which is the length of the exact answers of filters.
 const FILTERED_MOST: usize = 1000;
@@ -130,12 +132,12 @@ fn selected(text: &str) -> std::result::Result<Selected, String> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Selected {
     Count(usize),
-    /// Multiple of the number of results.
+    /// A multiple of the number of results.
     Times(f64),
 }
 
 impl Selected {
-    /// Returns the number for `k` results.
+    /// Returns the number of candidates for `k` results.
     fn of(self, k: usize) -> usize {
         match self {
             Selected::Count(count) => count,
@@ -164,7 +166,7 @@ impl Integers {
     }
 }
 
-/// Measured parts of a snapshot.
+/// Parts of a snapshot that the benchmark measures.
 struct Subject {
     index: ivf::Index,
     order: Vec<u32>,
@@ -180,7 +182,7 @@ struct Searcher {
     results: Results,
 }
 
-/// Result slots per query, and the counters of all of them.
+/// Result slots per query, and the summed counters of all queries.
 #[derive(Default)]
 struct Results {
     slots: Vec<Vec<Slot>>,
@@ -203,7 +205,7 @@ impl Sink for Results {
 enum ProbeSource {
     Probes(usize),
     Recall(f64),
-    /// This number of lists, with a filter too.
+    /// This number of lists, also under a filter.
     Just(usize),
     /// This number of lists, with candidates selected by codes.
     Codes(usize, Selected),
@@ -221,14 +223,14 @@ struct Probed<'a> {
 #[derive(Clone, Copy)]
 struct Run<'a> {
     asked: ProbeSource,
-    /// True to find and measure the fewest lists that reach the same recall instead.
+    /// True to find and measure the smallest number of lists that reaches the recall, in place of the calibrated number.
     cheapest: bool,
     k: usize,
     filter: Option<(&'a str, &'a str)>,
 }
 
 impl AnnBench {
-    /// Runs the benchmark and writes its lines to standard output.
+    /// Runs the benchmark and writes one JSON line per measurement to standard output.
     ///
     /// # Errors
     /// Unreadable or inconsistent files, invalid options.
@@ -237,7 +239,10 @@ impl AnnBench {
         let (queries, count, width) = npy::read_f32(&self.queries)?;
         let used = if self.queries_count == 0 { count } else { self.queries_count.min(count) };
         if used == 0 {
-            return Err(Error::invalid(format!("{}: no queries", self.queries.display())));
+            return Err(Error::invalid(format!(
+                "{}: the file has no queries, expected at least one",
+                self.queries.display()
+            )));
         }
         let queries = Matrix::new(&queries[..used * width], width)?;
         let truth = Integers::read(&self.truth, used)?;
@@ -263,7 +268,7 @@ impl AnnBench {
         });
         let recalls = self.recall.iter().copied().map(ProbeSource::Recall);
         let cheapest = recalls.clone().filter(|_| self.cheapest).map(|asked| (asked, true));
-        // The `cheapest` search runs before the plain recalls, because its trials warm the caches for both.
+        // The `cheapest` search runs before the plain recalls, because its searches warm the caches for both measurements.
         let asked = asked.map(|asked| (asked, false)).chain(cheapest).chain(recalls.map(|asked| (asked, false)));
         let asked: Vec<(ProbeSource, bool)> = asked.collect();
         for &k in &self.k {
@@ -330,18 +335,18 @@ fn build(arguments: &AnnBench, width: usize) -> Result<Subject> {
     let (items, rows, cols) = npy::read_f32(&arguments.items)?;
     if cols != width {
         return Err(Error::invalid(format!(
-            "{}: rows of {cols} numbers, expected {width} as in {}",
+            "{}: rows of {cols} numbers, expected {width} numbers as in {}",
             arguments.items.display(),
             arguments.queries.display()
         )));
     }
     let attributes =
         arguments.attributes.as_deref().map(|path| item_columns(path, rows)).transpose()?.unwrap_or_default();
-    build_of(Matrix::new(&items, cols)?, &attributes, arguments)
+    build_subject(Matrix::new(&items, cols)?, &attributes, arguments)
 }
 
 /// Builds the index, columns and filter of the items, in memory as in production.
-fn build_of(items: Matrix<'_>, attributes: &[ItemColumn], arguments: &AnnBench) -> Result<Subject> {
+fn build_subject(items: Matrix<'_>, attributes: &[ItemColumn], arguments: &AnnBench) -> Result<Subject> {
     let options = ivf::Options {
         lists: arguments.lists,
         seed: arguments.seed,
@@ -370,7 +375,7 @@ fn build_of(items: Matrix<'_>, attributes: &[ItemColumn], arguments: &AnnBench) 
     let (offsets, lengths) = (index.list_offsets(), index.list_lengths());
     let filter = filter::Index::open(&file.in_memory("filter")?, offsets, lengths, columns.terms())?;
     let lengths = index.list_lengths();
-    // Imbalance as defined by Faiss: 1 if all lists have equal length, otherwise the ratio of the work of a random probe to that.
+    // Imbalance as defined by Faiss: the work of a random probe, relative to its work if all lists had equal length.
     let squares: f64 = lengths.iter().map(|&n| f64::from(n).powi(2)).sum();
     let imbalance = squares * lengths.len() as f64 / (index.items() as f64).powi(2);
     say(json!({
@@ -416,7 +421,7 @@ struct Bench<'a> {
 /// Result of a measurement.
 #[derive(Default)]
 struct Outcome {
-    /// Seconds per batch.
+    /// Search time of each batch in seconds.
     seconds: Vec<f64>,
     hits: usize,
     wanted: usize,
@@ -430,7 +435,7 @@ impl Outcome {
         self.hits as f64 / self.wanted.max(1) as f64
     }
 
-    /// Returns whether the queries reach a recall; with a filter, also whether each of them nearly does.
+    /// Returns whether the queries reach a recall; with a filter, also whether each query nearly reaches it.
     fn reaches(&self, target: f64, filtered: bool) -> bool {
         self.recall() >= target && (!filtered || self.worst >= target - WORST_BELOW)
     }
@@ -468,7 +473,7 @@ impl Bench<'_> {
         Ok(outcome)
     }
 
-    /// Finds the fewest lists, the same for all queries, that reach a recall.
+    /// Finds the smallest number of lists, the same for all queries, that reaches a recall.
     fn cheapest<'r>(&mut self, run: &Run<'r>, target: f64, truth: &Integers) -> Result<(Run<'r>, Outcome)> {
         let just = |lists| Run { asked: ProbeSource::Just(lists), ..*run };
         let (mut fewer, mut enough) = (0, self.subject.index.lists());
@@ -496,7 +501,7 @@ impl Bench<'_> {
         let count = self.queries.rows();
         let mean = |n: u64| round(n as f64 / count as f64, 1);
         let mut seconds = outcome.seconds.clone();
-        let whole: f64 = seconds.iter().sum();
+        let complete: f64 = seconds.iter().sum();
         seconds.sort_by(f64::total_cmp);
         let percentile = |p: f64| round(1e3 * seconds[((seconds.len() - 1) as f64 * p).round() as usize], 3);
         let kind = match index.rows() {
@@ -509,7 +514,7 @@ impl Bench<'_> {
         say(json!({
             "peer": "sterling", "kind": kind, "kernel": index.kernel(), "lists": index.lists(), "probes": probes, "target": target,
             "cheapest": run.cheapest, "k": run.k, "threads": arguments.threads, "batch": arguments.batch,
-            "filter": run.filter.map(|f| f.0), "qps": round(count as f64 / whole, 1),
+            "filter": run.filter.map(|f| f.0), "qps": round(count as f64 / complete, 1),
             "p50_ms": percentile(0.5), "p99_ms": percentile(0.99), "recall": round(outcome.recall(), 4),
             "worst_recall": round(outcome.worst, 4),
             "mask_ms": 0, "bytes_per_item": round(index.bytes() as f64 / index.items() as f64, 1),
@@ -519,7 +524,7 @@ impl Bench<'_> {
     }
 }
 
-/// Searches a batch, split over the threads; results are stored per thread, in the order of the queries.
+/// Searches a batch, split over the threads; each thread stores the results of its queries in their order.
 fn search(subject: &Subject, queries: Matrix<'_>, run: &Run<'_>, searchers: &mut [Searcher]) -> Result<()> {
     searchers.iter_mut().for_each(|searcher| searcher.results = Results::default());
     let numbers = queries.rows().div_ceil(searchers.len()) * queries.cols();
@@ -533,8 +538,8 @@ impl Subject {
         self.probing(run.asked, run.k.min(self.index.items()), if run.filter.is_some() { 0.0 } else { 1.0 })
     }
 
-    /// Returns the number of lists for `candidates` candidates, the termination rule of a filtered search, and the candidates of
-    /// codes.
+    /// Returns the number of lists for `candidates` candidates, the termination rule of a filtered search, and the number of
+    /// candidates that codes select.
     fn probing(&self, asked: ProbeSource, candidates: usize, pass_rate: f64) -> Result<Probed<'_>> {
         let probed = |probes, by_codes| Probed { probes, ending: None, by_codes, by_int8: 0 };
         match (asked, &self.calibration) {
@@ -547,7 +552,7 @@ impl Subject {
                 let (by_codes, by_int8) = (chosen.by_codes, chosen.by_int8);
                 Ok(Probed { probes: chosen.probes, ending: Some(ending), by_codes, by_int8 })
             }
-            (ProbeSource::Recall(_), None) => Err(Error::internal("a recall without a calibration")),
+            (ProbeSource::Recall(_), None) => Err(Error::internal("a recall target needs a calibration")),
         }
     }
 }
@@ -570,8 +575,8 @@ impl Searcher {
         let queries: Vec<search::Query<'_>> = (0..queries.rows()).map(query).collect();
         self.results.slots.resize(queries.len(), Vec::new());
         let probes_max = if let ProbeSource::Just(_) = run.asked { probes } else { index.lists() };
-        let part = CataloguePart { index, filter, ids: None, gone: None, first_slot: 0 };
-        let catalogue = Catalogue { parts: &[part], probes_max };
+        let segment = Segment { index, filter, ids: None, tombstones: None, first_slot: 0 };
+        let catalogue = Catalogue { segments: &[segment], probes_max };
         catalogue.search(&queries, &mut self.scratch, &mut self.results);
         Ok(())
     }

@@ -36,7 +36,7 @@ impl Calibrate {
                 check_model(&store, &self.name)?;
                 let wanted = wanted.map_or_else(String::new, |version| format!(" {version}"));
                 return Err(Error::not_found(format!(
-                    "model `{}` has no version{wanted}; there are {versions:?}",
+                    "model `{}` has no version{wanted}, its versions are {versions:?}",
                     self.name
                 )));
             }

@@ -66,7 +66,7 @@ fn ask(url: &str, key: Option<String>, model: &str) -> Result<Merged> {
     Ok(Merged { version, position, items })
 }
 
-/// Returns the journals of a model, or of a shard of it with any number of shards.
+/// Returns the journals of a model, or of a shard of the model, for any number of shards.
 fn journals(updates: &Path, model: &str, shard: Option<u32>) -> Vec<PathBuf> {
     let Some(shard) = shard else { return Vec::from_iter(Some(updates.join(model)).filter(|folder| folder.is_dir())) };
     let beginning = format!("{model}@{shard}of");
@@ -85,14 +85,14 @@ fn merge(store: &StoreArgs, updates: &Path, (model, shard): (&str, Option<u32>))
                 updates.display()
             )));
         }
-        // A server that was stopped may still finish its requests.
+        // A server that is being stopped may still finish its requests, with the journal open.
         journals.iter().try_for_each(|folder| wait_until_closed(folder, JOURNAL_TIMEOUT))?;
     }
     let store = match shard {
         Some(shard) => startup::with_checkpoints(updates, store.existing()?.of_shard(shard)),
         None => store.existing()?,
     };
-    // Streams use the prefix and the credentials of the environment, as in a server.
+    // The prefix and the credentials of streams are read from the environment, as in a server.
     let streams = Config::read(None, &Flags::default())?.streams;
     let feeds = Arc::new(startup::open_updates(updates, &streams, &store)?);
     let snapshots = Snapshots {

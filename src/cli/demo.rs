@@ -31,7 +31,7 @@ use sterling_snapshot::sandbox::{ProcessSandbox, SandboxMode};
 const INSTALLED: &str = "share/sterling/debian";
 /// Path of the model in the clone from which the program was built.
 const BUILT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/debian");
-/// Users of the held-out set that are shown: names that many readers know.
+/// Held-out users whose recommendations are shown, chosen because many readers know the names.
 const SHOWN: [&str; 3] = ["git", "gnome-music", "jupyter-notebook"];
 
 /// Arguments of `sterling demo`.
@@ -48,7 +48,7 @@ pub(super) struct Demo {
     listen: SocketAddr,
 }
 
-/// Line of the package's `heldout.jsonl`: a set of packages with some held out.
+/// Line of the package's `heldout.jsonl`: a set of packages, some of which are held out.
 #[derive(Deserialize)]
 struct Heldout {
     user: String,
@@ -108,7 +108,10 @@ impl Demo {
         let found = places.iter().find(|place| place.join(MODEL_FILE).is_file()).cloned();
         found.ok_or_else(|| {
             let places: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
-            Error::not_found(format!("the demo's model, in {}: pass its path with --package", places.join(" and in ")))
+            Error::not_found(format!(
+                "the demo's model was not found in {}: pass its path with --package",
+                places.join(" and in ")
+            ))
         })
     }
 }
@@ -124,7 +127,7 @@ fn samples(package: &Path) -> Result<Vec<Heldout>> {
     Ok(all.into_iter().filter(|line| SHOWN.contains(&line.user.as_str())).collect())
 }
 
-/// Prints the packages of a held-out user, the ones that were held out, and the model's proposals.
+/// Prints the packages of a held-out user, the packages that were held out, and the model's proposals.
 fn show(view: &Arc<View>, line: &Heldout) -> Result<()> {
     let features = || line.features.iter().map(|(name, value)| (name.clone(), value.0.clone())).collect();
     let items = |ids: &[i64]| ids.iter().copied().map(ItemId).collect::<Vec<_>>();
@@ -136,12 +139,12 @@ fn show(view: &Arc<View>, line: &Heldout) -> Result<()> {
     say(format_args!("\n{} has:      {}", line.user, names(&line.exclude)?))?;
     say(format_args!("taken out:  {}", names(&line.held)?))?;
     let request = Retrieve { exclude: items(&line.exclude), k: 10, ..Retrieve::of(User::Features(features())) };
-    let asked = Instant::now();
+    let requested = Instant::now();
     let prepared = pass::prepare(view, Request::Retrieve(request))?;
     let mut answers = pass::run(&mut Cpu::new(Threads::new(1)), &[prepared], None);
-    let answer = answers.pop().unwrap_or_else(|| Err(Error::internal("no answer")))?;
-    let took = asked.elapsed();
-    let Content::Items(found) = answer.content else { return Err(Error::internal("an answer without items")) };
+    let answer = answers.pop().unwrap_or_else(|| Err(Error::internal("the pass did not answer the request")))?;
+    let took = requested.elapsed();
+    let Content::Items(found) = answer.content else { return Err(Error::internal("the answer has no items")) };
     let marked = |(id, &slot): (&ItemId, &Slot)| {
         let mark = if line.held.contains(&id.0) { "*" } else { "" };
         name(view, slot).map(|name| name + mark)

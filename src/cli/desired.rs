@@ -61,7 +61,7 @@ impl Activate {
             let expected = expected.map_or("the newest version".into(), |version| format!("version {version}"));
             let now = before.reported();
             return Err(Error::conflict(format!(
-                "model `{model}`: expected {expected} as the desired state, it is {now}"
+                "model `{model}`: expected {expected} as the desired state, which is {now}"
             )));
         }
         let now = match before.version == version {
@@ -77,7 +77,10 @@ impl Label {
         let (model, label) = (&self.model, self.label);
         let (store, before) = self.store.desired_of(model)?;
         if self.remove && !before.labels.contains_key(&label) {
-            return Err(Error::not_found(format!("model `{model}`: no label `{label}`, it is {}", before.reported())));
+            return Err(Error::not_found(format!(
+                "model `{model}`: no label `{label}`; the desired state is {}",
+                before.reported()
+            )));
         }
         let now = store.change_desired(model, &before, |desired_state| match self.version {
             Some(version) => drop(desired_state.labels.insert(label, version)),

@@ -82,7 +82,7 @@ impl Doctor {
         {
             return Err(Error::invalid(format!("--server or --router: got `{wrong}`, expected HOST:PORT")));
         }
-        asking.stores = self.store.iter().map(|path| StoreArgs::of(path).unasked()).collect::<Result<_>>()?;
+        asking.stores = self.store.iter().map(|path| StoreArgs::of(path).open_unlisted()).collect::<Result<_>>()?;
         let observed = ask(&asking)?;
         let wrong = judge(&observed, self.lag);
         if self.json {

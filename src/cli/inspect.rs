@@ -44,7 +44,7 @@ impl Inspect {
         }
     }
 
-    /// Prints a store in a bucket, or a version in one, which is downloaded.
+    /// Prints a store in a bucket, or downloads and prints a version in a bucket.
     fn bucket(self) -> Result<()> {
         let text = self.folder.to_string_lossy();
         let Some((Some(root), model, version)) = published(&text) else {
@@ -58,7 +58,7 @@ impl Inspect {
         Inspect { folder: held.folder().to_owned(), ..self }.snapshot()
     }
 
-    /// Prints a version in shards, from the folder of a store.
+    /// Prints a version in shards, given its folder in a store.
     fn cut(&self, shards: &Shards) -> Result<()> {
         let path = self.folder.canonicalize().map_err(|e| Error::io(self.folder.display(), e))?;
         let root = path.ancestors().nth(2).unwrap_or(&path);
@@ -93,12 +93,12 @@ impl Inspect {
                 print_shards(store, name, version)?;
             }
         }
-        let wished = models.iter().chain(&cut).map(|name| (name, store.desired_state(name)));
-        for (name, desired_state) in wished.collect::<BTreeMap<_, _>>() {
+        let desired = models.iter().chain(&cut).map(|name| (name, store.desired_state(name)));
+        for (name, desired_state) in desired.collect::<BTreeMap<_, _>>() {
             let desired_state = desired_state?;
             if desired_state.revision > 0 {
                 say(format_args!(
-                    "{name}: desired is {}, revision {}",
+                    "{name}: desired state: {}, revision {}",
                     desired_state.reported(),
                     desired_state.revision
                 ))?;
@@ -107,7 +107,7 @@ impl Inspect {
         Ok(())
     }
 
-    /// Foreign graphs may crash the process: graphs that this program did not publish are validated in a sandbox first.
+    /// Validates the graphs in a sandbox unless this program published them, because foreign graphs may crash the process.
     fn try_graphs(&self) -> Result<()> {
         self.sandbox.trials()?.run(&self.folder)
     }
@@ -161,7 +161,7 @@ impl Inspect {
     }
 }
 
-/// Prints how each graph is executed, step by step, and how it was executed when it was published if that differs.
+/// Prints how each graph is executed, step by step, and how it was executed at publication if that differs.
 fn programs(package: &Package, published: Option<&BTreeMap<String, GraphRecord>>) -> Result<()> {
     for (file, runs) in package.graphs() {
         let record = GraphRecord::from(runs);
@@ -208,7 +208,8 @@ fn model(info: &ModelInfo) -> Result<()> {
     }
     for column in &info.columns {
         let filter = if column.filter { "filterable" } else { "returned only" };
-        say(format_args!("  column  {:20} {:9} {:>7} distinct, {filter}", column.name, column.kind, column.distinct))?;
+        let distinct = column.distinct.map_or(String::new(), |count| format!("{count:>7} distinct, "));
+        say(format_args!("  column  {:20} {:9} {distinct}{filter}", column.name, column.kind))?;
     }
     say(format_args!("  tasks   {}", info.tasks.join(", ")))?;
     say(format_args!("  value   {}", info.value))?;
@@ -218,8 +219,8 @@ fn model(info: &ModelInfo) -> Result<()> {
     Ok(())
 }
 
-/// Prints one line per curve and one column per target: the number of lists, and the lower bound of its recall with 95 %
-/// confidence; below it, if codes are faster, their number of lists and of candidates.
+/// Prints one line per curve and one column per target: the number of lists, and the lower 95 % confidence bound of the recall with
+/// that number. A second line per curve has the numbers of lists and candidates for codes, if codes are faster.
 pub(super) fn calibration(info: &CalibrationInfo) -> Result<()> {
     let row = |cells: Vec<String>| cells.iter().map(|cell| format!(" {cell:>12}")).collect::<String>();
     say(format_args!(

@@ -1,4 +1,4 @@
-//! `sterling kernels`: the kernels of this CPU, and those of GPUs, compiled ahead of time.
+//! `sterling kernels`: prints the kernels of this CPU, and compiles GPU kernels ahead of time.
 
 use std::path::PathBuf;
 
@@ -34,8 +34,11 @@ impl Kernels {
             }
             return Ok(());
         }
-        let missing =
-            || Error::invalid("--folder: missing, expected a folder: without a home folder there is no default cache");
+        let missing = || {
+            Error::invalid(
+                "--folder: missing, expected a folder, because without a home folder no default cache exists",
+            )
+        };
         let cubins = self.folder.map(Cubins::new).or_else(Cubins::of_user).ok_or_else(missing)?;
         compile(&cubins, &self.arch)
     }

@@ -57,13 +57,13 @@ impl Key {
         let invalid = |e| Error::io(path.display(), e);
         let mut file =
             OpenOptions::new().read(true).append(true).create(true).mode(0o640).open(&path).map_err(invalid)?;
-        let mut whole = Vec::new();
-        file.read_to_end(&mut whole).map_err(invalid)?;
-        let there = whole.len();
-        whole.extend_from_slice(format!("\n{entry}").as_bytes());
-        check_keys(&path, &whole)?;
-        // In one write, because a server may read the file at any time.
-        file.write_all(&whole[there..]).map_err(invalid)?;
+        let mut complete = Vec::new();
+        file.read_to_end(&mut complete).map_err(invalid)?;
+        let there = complete.len();
+        complete.extend_from_slice(format!("\n{entry}").as_bytes());
+        check_keys(&path, &complete)?;
+        // Writes the entry in one call, because a server may read the file at any time.
+        file.write_all(&complete[there..]).map_err(invalid)?;
         say(format_args!("{secret}"))
     }
 }

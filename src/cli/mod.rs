@@ -1,4 +1,4 @@
-//! Command line. Results go to stdout, logs and progress to stderr.
+//! Command line. Results are written to stdout, logs and progress to stderr.
 //!
 //! | exit code | meaning |
 //! |---|---|

@@ -8,7 +8,8 @@ use sterling_core::error::{Error, Result};
 use sterling_core::logging::printable;
 use sterling_telemetry::now;
 
-/// Announces the address of a server. Uses the format of a log line if logs are JSON, so that a collector reads one format.
+/// Announces the address of a server. If logs are JSON, the announcement is a log line too, so that a log collector reads one
+/// format.
 pub(super) fn announce(is_json: bool, line: std::fmt::Arguments<'_>) -> Result<()> {
     if !is_json {
         return say(line);
@@ -17,8 +18,8 @@ pub(super) fn announce(is_json: bool, line: std::fmt::Arguments<'_>) -> Result<(
     say(json!({"timestamp": now(), "level": "INFO", "fields": fields, "target": "sterling"}))
 }
 
-/// Writes a line to stdout. A closed pipe (`sterling inspect | head`) is not a failure. Terminal escapes are printed as text,
-/// because names and reasons come from other machines.
+/// Writes a line to stdout. Writing to a closed pipe (`sterling inspect | head`) is not a failure. Terminal escapes are printed as
+/// text, because names and reasons come from other machines.
 pub(super) fn say(line: impl std::fmt::Display) -> Result<()> {
     let text = line.to_string();
     let shown: Vec<_> =

@@ -95,7 +95,7 @@ struct Cut {
     which: UnitArgs,
 }
 
-/// Units that a worker processes.
+/// Selection of the units that a worker processes.
 #[derive(Debug, clap::Args)]
 struct UnitArgs {
     /// Process only this unit, from 0; for one of several workers
@@ -137,7 +137,7 @@ impl Parts {
 }
 
 impl UnitArgs {
-    /// Processes the given units, or all, and prints the results.
+    /// Processes the selected units, or all units, and prints the results.
     fn run(
         &self,
         (unit, done): (&str, &str),
@@ -156,7 +156,7 @@ impl UnitArgs {
                     made += usize::from(counts.is_some());
                     items += counts.map_or(0, |counts| counts.items);
                 }
-                // A failed file does not stop the others.
+                // A failed unit does not stop the other units.
                 Err(e) => {
                     if of > 1 {
                         tracing::error!("{unit} {} of {units}: {e}", number + 1);

@@ -19,7 +19,7 @@ use sterling_embedding::train::RuleKind;
 use sterling_snapshot::model::Package;
 use sterling_snapshot::workload;
 
-/// Size in bytes of the table that a calibration reads: larger than any CPU cache at present.
+/// Size in bytes of the table that a calibration reads: larger than any current CPU cache.
 const CALIBRATION_BYTES: usize = 1 << 30;
 
 /// Arguments of `sterling plan`.
@@ -96,7 +96,7 @@ impl Plan {
         let mut topology = match &self.topology {
             Some(_) if !cards.is_empty() && !self.calibrate => {
                 return Err(Error::invalid(
-                    "--device with --topology, which lists its GPUs: only valid with --calibrate",
+                    "--device with --topology, which lists the GPUs: only valid with --calibrate",
                 ));
             }
             Some(file) => Topology::parse(&read(file)?).map_err(|e| e.within(file.display()))?,
@@ -158,14 +158,13 @@ fn read(file: &Path) -> Result<String> {
     fs::read_to_string(file).map_err(|e| Error::io(file.display(), e))
 }
 
-/// Returns the tables that the user side of a model reads, and the vocabulary of each feature that has one.
+/// Returns the tables that the user side of a model reads, and the vocabulary of each feature whose table has one.
 fn of_model(folder: &Path) -> Result<(Workload, BTreeMap<String, Vocabulary>)> {
     let package = Package::open(folder)?;
     let workload = workload(&package.spec, &package.tables);
     if workload.tables.is_empty() {
-        return Err(
-            Error::invalid("no feature of its user tower reads a table: nothing to plan").within(folder.display())
-        );
+        return Err(Error::invalid("no feature of the user tower reads a table, expected at least one table to plan")
+            .within(folder.display()));
     }
     let mut vocabularies = BTreeMap::new();
     for table in &package.tables {

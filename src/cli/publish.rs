@@ -106,7 +106,7 @@ impl Publish {
             }
         };
         match reported {
-            // The publication is complete, even if the version cannot be read back.
+            // The publication has succeeded even if the version cannot be read back.
             Err(e) if matches!(e.kind(), Kind::NotFound | Kind::NotReady | Kind::Unavailable) => {
                 tracing::warn!(error = %e, "the published version could not be read back");
                 say(format_args!("published {name} version {version}"))
@@ -131,18 +131,18 @@ fn print_version(store: &Store, name: &str, version: u64) -> Result<()> {
     calibrated(store, name, version)
 }
 
-/// Prints a note if an earlier version contains updates of its log, and this one says that it contains none of them.
+/// Prints a note if an earlier version contains updates of its log, and the new version states that it contains no updates.
 fn replayed(store: &Store, name: &str, version: u64) -> Result<()> {
     if store.manifest(name, version)?.position > 0 {
         return Ok(());
     }
     let earlier = store.versions(name)?.into_iter().rev().filter(|&other| other < version);
-    // An earlier version that cannot be read says nothing of its position.
+    // The position of an earlier version that cannot be read is unknown, so that version is skipped.
     let position = earlier.filter_map(|other| store.manifest(name, other).ok()).map(|m| m.position).find(|at| *at > 0);
     match position {
         Some(position) => say(format_args!(
-            "  contains no updates of the log: a server applies all that it keeps (an earlier version: {position}) over these \
-             items; if they contain them, publish with --position"
+            "  contains no updates of the log: a server applies all updates that the log keeps (an earlier version: {position}) over these \
+             items; if the items contain these updates, publish with --position"
         )),
         None => Ok(()),
     }
@@ -156,7 +156,7 @@ fn calibrated(store: &Store, name: &str, version: u64) -> Result<()> {
     say(format_args!("  recall calibrated by {} queries: {}", reported.queries, reported.source))
 }
 
-/// Prints a line for a version in shards, and one for each shard.
+/// Prints a line for a version in shards, and a line for each shard.
 pub(super) fn print_shards(store: &Store, name: &str, version: u64) -> Result<()> {
     let (shards, manifests) = store.shards(name, version)?;
     let (count, items) = (shards.shards.len(), shards.items);
@@ -189,7 +189,7 @@ pub(super) fn decisions(manifest: &Manifest) -> Result<()> {
     Ok(())
 }
 
-/// Returns the recipe of a file, or the default one.
+/// Returns the recipe in a file, or the default recipe.
 pub(super) fn recipe(file: Option<&Path>) -> Result<Recipe> {
     Ok(file.map(Recipe::read).transpose()?.unwrap_or_default())
 }
@@ -199,7 +199,7 @@ pub(super) fn connect(nodes: Vec<String>) -> Result<Arc<Cluster>> {
     Cluster::connect(ClusterOptions::new(nodes))
 }
 
-/// Publishes with a progress bar on stderr.
+/// Publishes a version, with a progress bar on stderr.
 pub(super) fn publish(store: &Store, plan: &Plan) -> Result<(String, u64)> {
     shown(|progress| sterling_publish::publish(store, plan, progress))
 }
@@ -234,7 +234,7 @@ impl Progress {
             _ => None,
         };
         if let Some(line) = line {
-            // Printed above the bar; a closed stderr does not prevent the publication.
+            // The line is printed above the progress bar; a closed stderr does not prevent the publication.
             let _ = self.bar.suspend(|| writeln!(std::io::stderr().lock(), "{line}"));
             return;
         }

@@ -49,7 +49,7 @@ impl Remote {
             return say(format_args!("deleted {} sets of rows", removed.len()));
         }
         match self.delete {
-            Some(asked) => remove(&cluster, &asked),
+            Some(requested) => remove(&cluster, &requested),
             None => list(&cluster, self.verify),
         }
     }
@@ -100,16 +100,16 @@ fn load_rows(cluster: Arc<Cluster>, version: &Path, tables: Vec<String>) -> Resu
 }
 
 /// Deletes the rows with this name, `MODEL/ROWS`.
-fn remove(cluster: &Arc<Cluster>, asked: &str) -> Result<()> {
-    let (model, tag) = asked.rsplit_once('/').ok_or_else(|| {
-        Error::invalid(format!("--delete {asked}: expected MODEL/ROWS as listed, such as debian/5f02c81a9e4bd376"))
+fn remove(cluster: &Arc<Cluster>, requested: &str) -> Result<()> {
+    let (model, tag) = requested.rsplit_once('/').ok_or_else(|| {
+        Error::invalid(format!("--delete {requested}: expected MODEL/ROWS as listed, such as debian/5f02c81a9e4bd376"))
     })?;
     let tables = cluster.tables()?;
     let named: Vec<&RowSet> = tables.iter().filter(|set| set.model() == model && set.tag() == tag).collect();
     if named.is_empty() {
         let known: BTreeSet<String> = tables.iter().map(|set| format!("{}/{}", set.model(), set.tag())).collect();
         return Err(Error::not_found(format!(
-            "the cluster has no rows {asked}; there are: {}",
+            "the cluster has no rows {requested}; there are: {}",
             if known.is_empty() { "none".into() } else { Vec::from_iter(known).join(", ") }
         )));
     }

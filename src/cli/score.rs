@@ -69,8 +69,8 @@ impl Score {
         };
         let questions = Questions::parse(task, &self.request)?;
         let digest = Manifest::read(folder)?.digest();
-        let asked = JobSettings { task, model, version, digest, request: questions.canonical() };
-        let job = JobFolder::open(&self.out, asked, self.inputs)?;
+        let requested = JobSettings { task, model, version, digest, request: questions.canonical() };
+        let job = JobFolder::open(&self.out, requested, self.inputs)?;
         job.reopen()?;
         let is_whole = self.unit.is_none() && self.units.is_none();
         if is_whole {
@@ -86,7 +86,7 @@ impl Score {
         } else if self.units.is_some() {
             let order = |unit| scorer.order(&job, unit);
             let served = jobs::serve(job.units().len(), order, std::io::stdin().lock(), std::io::stdout().lock());
-            // The last worker to finish finds no units left and completes the job.
+            // The worker that finishes last finds no units left and completes the job.
             return served.and(job.finish(self.max_problems).map(drop));
         } else {
             all(&job, &scorer)?;
@@ -116,7 +116,7 @@ fn chosen(store: &Store, text: &str) -> Result<(String, u64)> {
     })
 }
 
-/// Scores the remaining files. A failed file does not stop the others.
+/// Scores the remaining files. A failed file does not stop the scoring of other files.
 fn all(job: &JobFolder<JobSettings>, scorer: &Scorer) -> Result<()> {
     let (units, left) = (job.units(), job.left());
     let total: u64 = left.iter().map(|&unit| units[unit].sum.bytes).sum();

@@ -12,7 +12,7 @@ use sterling_server::startup::{Server, prove, store};
 use sterling_snapshot::sandbox::{ProcessSandbox, SandboxMode};
 use sterling_snapshot::{Manifest, Placement, Snapshot};
 
-/// Memory of a server besides versions and requests, in MiB: threads, their buffers, connections.
+/// Memory that a server takes besides versions and requests, in MiB: threads, their buffers, connections.
 const PROGRAM_MB: u64 = 512;
 
 /// Arguments of `sterling serve`.

@@ -1,4 +1,4 @@
-//! Sizes of memory in arguments.
+//! Parser of memory sizes in arguments.
 
 /// Parses a size such as `6GiB`, `800 MB` or `1000000` to bytes.
 pub(super) fn size(text: &str) -> std::result::Result<u64, String> {

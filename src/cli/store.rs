@@ -1,4 +1,4 @@
-//! Store arguments of commands.
+//! Arguments by which commands name a store.
 
 use std::path::{Path, PathBuf};
 
@@ -34,7 +34,7 @@ impl StoreArgs {
 
     /// Opens the store, which must exist.
     pub(super) fn existing(&self) -> Result<Store> {
-        let store = self.unasked()?;
+        let store = self.open_unlisted()?;
         store.renew()?;
         Ok(store)
     }
@@ -51,18 +51,18 @@ impl StoreArgs {
     }
 
     /// Opens the store, which must exist if it is a folder; a bucket is not listed yet.
-    pub(super) fn unasked(&self) -> Result<Store> {
+    pub(super) fn open_unlisted(&self) -> Result<Store> {
         check_folder(&self.store)?;
         Store::open(&self.store, &self.options())
     }
 
-    /// Returns the arguments for a store that is named in another way.
+    /// Returns the arguments for a store that another argument of the command names.
     pub(super) fn of(store: &Path) -> Self {
         StoreArgs { store: store.to_owned(), cache: std::env::var_os("STERLING_CACHE__FOLDER").map(Into::into) }
     }
 }
 
-/// Rejects a model that the store does not have, with those that it has.
+/// Rejects a model that the store does not have; the error lists the models that the store has.
 pub(super) fn check_model(store: &Store, model: &str) -> Result<()> {
     let models: Vec<String> = store.models()?.into_iter().chain(store.sharded_models()?).collect();
     if models.iter().any(|known| known == model) {

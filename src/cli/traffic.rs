@@ -20,7 +20,7 @@ pub(super) struct Canary {
     /// Tolerated increase of the share of failed requests
     #[arg(long, value_name = "SHARE", default_value_t = CanaryMargins::default().errors)]
     errors: f64,
-    /// Tolerated latency, as a multiple
+    /// Tolerated latency, as a multiple of the active version's
     #[arg(long, value_name = "TIMES", default_value_t = CanaryMargins::default().latency)]
     latency: f64,
     /// Tolerated loss of audited recall
@@ -41,7 +41,7 @@ pub(super) struct Shadow {
     per_second: f64,
 }
 
-/// Version that takes part in the traffic, and its share.
+/// Version that takes part in a rollout as canary or shadow, and its fraction of the requests.
 #[derive(Debug, clap::Args)]
 struct Part {
     /// Name of the model
@@ -78,7 +78,7 @@ impl std::str::FromStr for Chosen {
 
 impl Part {
     /// Prints the desired traffic, or changes it: `change` receives the version, the label and the share, or `None` to remove the
-    /// part.
+    /// canary or shadow.
     fn run(self, change: impl FnOnce(&mut Traffic, Option<(Option<u64>, Option<String>, f64)>)) -> Result<()> {
         let model = &self.model;
         let (store, before) = self.store.desired_of(model)?;

@@ -18,7 +18,7 @@ use sterling_snapshot::model::Package;
 use sterling_storage::files;
 use sterling_train::{Hosts, Progress, TrainOptions, Trainer, Window};
 
-/// File in the working folder with the newest version before the trained model is published.
+/// File in the working folder that records the store's newest version before the trained model is published.
 const PUBLISHING: &str = "publishing";
 /// Interval of progress log lines if stderr is no terminal.
 const LOGGED_EVERY: Duration = Duration::from_secs(10);
@@ -137,7 +137,7 @@ impl Train {
         shown.bar.finish_and_clear();
         let report = report?;
         if !is_first {
-            // Host 0 writes the package, and requests the rows of this host.
+            // Host 0 writes the package; this call serves the rows of this host to host 0.
             trainer.write(&work)?;
             trainer.clear()?;
             return Ok(());
@@ -152,14 +152,14 @@ impl Train {
         if self.publish {
             let mark = work.join(PUBLISHING);
             std::fs::remove_file(&mark).map_err(|e| Error::io(mark.display(), e))?;
-            // Fails for a folder that is not empty, which then stays.
+            // Removing fails for a folder that is not empty, which therefore stays.
             let _ = std::fs::remove_dir(&work);
         }
         let text = serde_json::to_string(&report).map_err(|e| Error::internal(format!("report: {e}")))?;
         say(text)
     }
 
-    /// Opens the GPU of the tables, if one is named or works.
+    /// Opens the GPU that trains the tables: the GPU that `--device` names, otherwise any GPU that works.
     fn device(&self) -> Result<Option<Device>> {
         let chosen = self.device.clone().open().map_err(|e| e.within("--device"))?;
         let Some(devices) = &chosen.device else {
@@ -177,8 +177,9 @@ impl Train {
         if self.hosts.is_empty() {
             return Ok(None);
         }
-        let rank =
-            self.rank.ok_or_else(|| Error::invalid("--hosts without --rank, the number of this host among them"))?;
+        let rank = self
+            .rank
+            .ok_or_else(|| Error::invalid("--hosts without --rank, expected the number of this host among --hosts"))?;
         let key = self.hosts_key.as_ref().map(|path| {
             let text = std::fs::read_to_string(path).map_err(|e| Error::io(path.display(), e))?;
             Ok(text.trim().to_owned())
@@ -191,7 +192,7 @@ impl Train {
         }))
     }
 
-    /// Publishes the trained model, from the package of `--out` or from a temporary one.
+    /// Publishes the trained model, from the package of `--out` or from a temporary package.
     fn publish(&self, trainer: &Trainer, work: &Path) -> Result<()> {
         let passing = work.join("package");
         if self.out.is_none() {
@@ -223,8 +224,9 @@ impl Train {
     }
 }
 
-/// Returns the version that an earlier attempt of this run published before it was interrupted: a version of the same files that
-/// is newer than those that the attempt noted in `work`. Notes the present ones if there was no such attempt.
+/// Returns the version that an earlier attempt of this run published before it was interrupted: a version of the same files with a
+/// higher number than the newest version that the attempt recorded in `work`. Without an earlier attempt, records the store's
+/// newest version.
 fn interrupted(store: &Store, folder: &Path, work: &Path) -> Result<Option<(String, u64)>> {
     let mark = work.join(PUBLISHING);
     let noted = files::read(&mark).ok().and_then(|text| String::from_utf8(text).ok()?.trim().parse::<u64>().ok());
@@ -243,7 +245,7 @@ fn interrupted(store: &Store, folder: &Path, work: &Path) -> Result<Option<(Stri
     Ok(None)
 }
 
-/// A bar on a terminal, lines of the log elsewhere.
+/// Progress output: a bar on a terminal, otherwise log lines.
 struct TrainProgress {
     bar: ProgressBar,
     start: Instant,

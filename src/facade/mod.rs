@@ -1,4 +1,4 @@
-//! Library facade: train, publish, load, retrieve, serve and call, in a few types over the crates.
+//! Library facade: a few types over the crates with which a program trains, publishes, loads, retrieves, serves and calls.
 
 mod client;
 mod publisher;

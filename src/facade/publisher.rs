@@ -1,4 +1,4 @@
-//! Publishing from a program.
+//! Publishing versions from a Rust program.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use sterling_snapshot::{CacheOptions, Recipe, Store};
 
 /// Publishes versions of a model to a store, as `sterling publish` does.
 ///
-/// A model comes from a package (graphs, tables, `model.toml`), or consists of vectors alone and has a name.
+/// A model comes from a package (graphs, tables, `model.toml`), or consists of named vectors without graphs.
 ///
 /// ```no_run
 /// use sterling::Publisher;
@@ -64,7 +64,7 @@ impl Publisher {
         self
     }
 
-    /// Reads ids and attributes of items from this Parquet or JSON-lines file, instead of the package's own.
+    /// Reads ids and attributes of items from this Parquet or JSON-lines file, in place of the package's item file.
     pub fn items(mut self, file: impl Into<PathBuf>) -> Self {
         self.items = Some(file.into());
         self
@@ -92,7 +92,7 @@ impl Publisher {
     /// program, which runs graphs in a sandbox.
     ///
     /// # Errors
-    /// The error in the package, the recipe or the items, with its location. The store is unchanged then.
+    /// The error in the package, the recipe or the items, with its location. After an error the store is unchanged.
     pub fn publish(&self) -> Result<Published> {
         let Publisher { package, name, items, vectors, .. } = self.clone();
         let source = Source::of(package, name, items, vectors)?;

@@ -1,4 +1,4 @@
-//! Retrieval in this process.
+//! Retrieval within this process, without a server.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -12,8 +12,8 @@ use sterling_serving::pass::{self, Cpu};
 
 /// Answers requests over a snapshot on the CPU, without a server.
 ///
-/// Calls from several threads run one after another: a multi-threaded program creates one retriever per thread, which share the
-/// snapshot.
+/// Calls from several threads run one after another: a multi-threaded program creates one retriever per thread; all of them share
+/// the snapshot.
 pub struct Retriever {
     snapshot: Snapshot,
     cpu: Mutex<Cpu>,
@@ -41,7 +41,7 @@ impl Retriever {
         self.run(Request::Rank(request.clone()), &request.reading.columns)
     }
 
-    /// Locks the pass, and replaces its buffers if the last call panicked.
+    /// Locks the buffers of the forward pass, and replaces them if the last call panicked.
     fn cpu(&self) -> MutexGuard<'_, Cpu> {
         self.cpu.lock().unwrap_or_else(|poisoned| {
             self.cpu.clear_poison();
@@ -86,7 +86,7 @@ impl Retriever {
     }
 }
 
-/// Creates a pass whose graphs run on one thread.
+/// Creates the buffers of a forward pass whose graphs run on one thread.
 fn cpu() -> Cpu {
     Cpu::new(Threads::new(1))
 }

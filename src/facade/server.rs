@@ -1,4 +1,4 @@
-//! Embedded server.
+//! Server embedded in a Rust program.
 
 use std::net::SocketAddr;
 use std::thread::JoinHandle;
@@ -25,8 +25,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a server and returns when the newest versions of the store are loaded. Port 0 of `listen` is any free port. Blocks:
-    /// call it through `spawn_blocking` in an async runtime.
+    /// Starts a server and returns when the newest versions of the store are loaded. Port 0 of `listen` selects any free port. This
+    /// call blocks: use it through `spawn_blocking` in an async runtime.
     ///
     /// ```no_run
     /// use sterling::{Config, Server};
@@ -39,8 +39,8 @@ impl Server {
     /// ```
     ///
     /// # Errors
-    /// `Io` for an address in use; the error in the configuration or the store. A version that cannot be loaded is not an error
-    /// here: the server reports it when it is requested.
+    /// `Io` for an address in use; the error in the configuration or the store. A version that cannot be loaded is no error of this
+    /// call: the server reports the failure when that version is requested.
     pub fn start(config: &Config) -> Result<Self> {
         let server = startup::Server::bind(config, SandboxMode::Here)?;
         let address = server.address()?;
@@ -56,21 +56,21 @@ impl Server {
         &self.url
     }
 
-    /// Address of the server.
+    /// Returns the address of the server.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Stops the server: running requests are answered first, new ones are not accepted.
+    /// Stops the server: running requests are answered first, new requests are not accepted.
     ///
     /// # Errors
-    /// The error that ended it before.
+    /// The error with which the server ended before this call.
     pub fn stop(mut self) -> Result<()> {
         self.end()
     }
 
     fn end(&mut self) -> Result<()> {
-        // A server that has already ended receives nothing.
+        // Sending fails if the server has already ended, which is no error.
         let _ = self.stop.send(Stop::Now);
         let ended = self.thread.take().map(JoinHandle::join);
         ended.unwrap_or(Ok(Ok(()))).unwrap_or_else(|_| Err(Error::internal("the thread of the server panicked")))

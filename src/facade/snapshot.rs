@@ -8,7 +8,7 @@ use sterling_serving::view::View;
 use sterling_snapshot::sandbox::SandboxMode;
 use sterling_snapshot::{CacheOptions, Manifest, Placement, Store};
 
-/// Published version, loaded and verified. Clones share it.
+/// Published version, loaded and verified. Clones of a snapshot share its memory.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     view: Arc<View>,
@@ -22,14 +22,14 @@ impl Snapshot {
     pub fn open(store: impl AsRef<Path>, model: &str) -> Result<Self> {
         let store = Store::open(store.as_ref(), &CacheOptions::default())?;
         store.renew()?;
-        let missing = || Error::not_found(format!("model `{model}`: {} holds no version of it", store.name()));
+        let missing = || Error::not_found(format!("model `{model}`: {} holds no version of this model", store.name()));
         let version = store.versions(model)?.pop().ok_or_else(missing)?;
-        // Keeps local files until the version is in memory.
+        // Prevents the eviction of local files until the version is in memory.
         let held = store.ensure_local(model, version)?;
         Snapshot::load(held.folder())
     }
 
-    /// Loads the version in a folder. Graphs that were not validated when it was published run in this process first.
+    /// Loads the version in a folder. Graphs that were not validated at publication are validated in this process first.
     ///
     /// # Errors
     /// `NotFound` without a manifest; `Corrupt` or `Unsupported` with the file and the reason.
@@ -57,7 +57,7 @@ impl Snapshot {
         self.view.items()
     }
 
-    /// Read view for [`crate::serving::pass`], for operations that this type does not offer.
+    /// Returns the read view for [`crate::serving::pass`], for operations that this type does not offer.
     pub fn view(&self) -> &Arc<View> {
         &self.view
     }

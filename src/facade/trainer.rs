@@ -1,4 +1,4 @@
-//! Training as a library.
+//! Training from a Rust program.
 
 use std::path::{Path, PathBuf};
 
@@ -36,13 +36,13 @@ impl Trainer {
         self
     }
 
-    /// Reads the items from this file instead of the package's own.
+    /// Reads the items from this file in place of the package's item file.
     pub fn items(mut self, file: impl Into<PathBuf>) -> Self {
         self.options.items = Some(file.into());
         self
     }
 
-    /// Sets the number of epochs; only the first one is evaluated (progressive validation).
+    /// Sets the number of epochs; only the first epoch is evaluated (progressive validation).
     pub fn epochs(mut self, epochs: u64) -> Self {
         self.options.epochs = epochs;
         self
@@ -66,7 +66,7 @@ impl Trainer {
         self
     }
 
-    /// Sets the folder of checkpoints and rejected events; by default it is beside the written package.
+    /// Sets the folder of checkpoints and rejected events; by default it is in the folder of the written package.
     pub fn work(mut self, folder: impl Into<PathBuf>) -> Self {
         self.work = Some(folder.into());
         self
@@ -76,7 +76,7 @@ impl Trainer {
     ///
     /// # Errors
     /// `Invalid` and similar errors of package, items or events; `Conflict` if `out` exists or if the working folder belongs to
-    /// another run; `NoSpace` or `Io` with the step. The last checkpoint stays in the working folder.
+    /// another run; `NoSpace` or `Io` with the step. After an error the last checkpoint stays in the working folder.
     pub fn train(&self, out: impl AsRef<Path>) -> Result<Report> {
         let out = out.as_ref();
         let work = self.work.clone().unwrap_or_else(|| TrainOptions::work_folder_for(out));

@@ -1,4 +1,4 @@
-//! `sterling bench`: load on a running server.
+//! `sterling bench`: sends load to a running server and reports latency, goodput and recall.
 
 mod options;
 mod prepare;
@@ -16,7 +16,7 @@ impl Bench {
     /// Runs the load and prints the results.
     ///
     /// # Errors
-    /// Invalid options, an unreachable server, and a void run.
+    /// Invalid options, an unreachable server, or a void run, which the generator itself has slowed down.
     pub(crate) fn run(self) -> Result<()> {
         self.check_options()?;
         let prepared = self.prepare()?;
@@ -35,11 +35,11 @@ impl Bench {
 
     fn measure(&self, prepared: &Prepared, contender: &Contender, load: &Load) -> Result<Report> {
         let report = sterling_bench::run(&contender.target, load)?;
-        // Only the answers at the peak are checked.
+        // With `--find-peak`, only the answers at the peak are checked.
         if self.check == 0 || self.find_peak { Ok(report) } else { self.checked(prepared, contender, report) }
     }
 
-    /// Compares the answers of a run with the exact ones.
+    /// Compares the answers of a run with exact answers.
     fn checked(&self, prepared: &Prepared, contender: &Contender, mut report: Report) -> Result<Report> {
         let answers = std::mem::take(&mut report.kept);
         report.quality = Some(sterling_bench::check(&contender.target, &prepared.model, &answers, self.seed)?);
@@ -47,6 +47,7 @@ impl Bench {
     }
 
     fn find_peaks(&self, prepared: &Prepared, results: &mut Results, reports: &mut [Vec<Report>]) -> Result<()> {
+        let mut void = None;
         for (contender, reports) in prepared.contenders.iter().zip(reports) {
             let calls = match contender.load.classes[0].timing {
                 SendTimes::Rate(rate) => rate,
@@ -62,7 +63,7 @@ impl Bench {
                 load.classes[0].timing = SendTimes::Rate(users / batch);
                 let mut report = self.measure(prepared, contender, &load)?;
                 results.run(contender, &report, json!({"tried_rate": users}))?;
-                // Answers are only retained for the run at the peak.
+                // Answers are retained only for the run at the peak rate.
                 let kept = std::mem::take(&mut report.kept);
                 reports.extend(report.void.is_none().then(|| report.clone()));
                 report.kept = kept;
@@ -72,8 +73,9 @@ impl Bench {
                 peak.report = peak.report.map(|report| self.checked(prepared, contender, report)).transpose()?;
             }
             results.peak(contender, &peak)?;
+            void = void.or(peak.void.map(|reason| format!("{}: the peak may be higher: {reason}", contender.name)));
         }
-        Ok(())
+        void.map_or(Ok(()), |reason| Err(Error::unavailable(reason)))
     }
 
     fn in_turns(&self, prepared: &Prepared, results: &mut Results, reports: &mut [Vec<Report>]) -> Result<()> {
@@ -92,7 +94,7 @@ impl Bench {
         })?;
         reports.clone_from_slice(&found);
         for number in 0..contenders.len() {
-            // With a peer, each setting is compared with that of the peer; otherwise with the first setting.
+            // With a peer, each setting is compared with the same setting of the peer; otherwise with the first setting.
             let (measured, baseline) = if *servers == 2 { (number, number + 1) } else { (number, 0) };
             if measured == baseline || number % servers != 0 {
                 continue;

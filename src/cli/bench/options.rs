@@ -8,7 +8,7 @@ use sterling_bench::Arrivals;
 use sterling_core::error::{Error, Result, ShortNumber};
 use sterling_core::limits;
 
-/// Maximum requests per second: a thread that sends more falls behind.
+/// Maximum requests per second: a thread that should send more would fall behind.
 const RATE_MAX: f64 = 1e6;
 /// Maximum duration of a run in seconds.
 const SECONDS_MAX: f64 = 86_400.0;
@@ -107,7 +107,7 @@ pub(crate) struct Bench {
 
 impl Bench {
     /// # Errors
-    /// Options that are invalid, alone or together.
+    /// `Invalid` with an option that is invalid alone or in combination with another one.
     pub(super) fn check_options(&self) -> Result<()> {
         let several = [
             Some(("rate", self.rate, RATE_MAX)),
@@ -117,7 +117,7 @@ impl Bench {
             self.bound_ms.map(|ms| ("bound-ms", ms, limits::TIMEOUT_MS_MAX as f64)),
         ];
         for (name, value, most) in several.into_iter().flatten() {
-            // NaN is not a positive number either.
+            // Written so that NaN is rejected too.
             if !(value > 0.0 && value <= most) {
                 return Err(Error::invalid(format!(
                     "--{name}: got {}, expected more than 0, at most {most}",
@@ -141,18 +141,18 @@ impl Bench {
             )));
         }
         if self.find_peak && sweeps("rate") {
-            return Err(Error::invalid("--sweep of rate: cannot be used with --find-peak, which varies it"));
+            return Err(Error::invalid("--sweep of rate: cannot be used with --find-peak, which varies the rate"));
         }
         if self.rounds.is_some() && (self.find_peak || (self.peer.is_none() && self.sweep.is_empty())) {
             return Err(Error::invalid("--rounds: needs --peer or --sweep, without --find-peak"));
         }
-        let whole = [
+        let complete = [
             ("connections", self.connections as u64, 1, 1 << 20),
             ("timeout-ms", self.timeout_ms, 1, limits::TIMEOUT_MS_MAX),
             ("rounds", self.rounds() as u64, 1, 1000),
             ("check", self.check as u64, 0, CHECK_MAX),
         ];
-        for (name, value, least, most) in whole {
+        for (name, value, least, most) in complete {
             if value < least || value > most {
                 return Err(Error::invalid(format!("--{name}: got {value}, expected {least} to {most}")));
             }
@@ -160,7 +160,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Returns the number of runs of each server and setting.
+    /// Returns the number of runs per server and setting.
     pub(super) fn rounds(&self) -> usize {
         self.rounds.unwrap_or(if self.peer.is_some() { ROUNDS } else { 1 })
     }

@@ -11,9 +11,9 @@ use sterling_core::error::{Error, Result};
 
 /// Number of random vectors that are sent in rotation if no requests are given.
 const VECTORS: usize = 1000;
-/// Maximum number of runs of a measurement, whose latencies are all retained to its end: some 100 kB each.
+/// Maximum number of runs of a measurement: the latencies of every run, some 100 kB, are retained to the end.
 const RUNS_MAX: usize = 2000;
-/// Default duration at a rate.
+/// Default duration of a run at a given rate, in seconds.
 const SECONDS: f64 = 10.0;
 
 /// Prepared measurement.
@@ -120,7 +120,7 @@ impl Bench {
         })
     }
 
-    /// Returns the tested model, as the server describes it.
+    /// Returns the server's description of the tested model.
     fn model<'a>(&self, models: &'a Value) -> Result<&'a Value> {
         let all = models["models"].as_array().map(Vec::as_slice).unwrap_or_default();
         let names: Vec<&str> = all.iter().filter_map(|model| model["name"].as_str()).collect();
@@ -130,11 +130,12 @@ impl Bench {
         };
         found.ok_or_else(|| {
             let wanted = self.model.as_deref().unwrap_or("of any name");
-            Error::not_found(format!("a model {wanted}: not found, {} serves {names:?}", self.url))
+            Error::not_found(format!("model {wanted} was not found, {} serves {names:?}", self.url))
         })
     }
 
-    /// Checks that runs at the start rate of a peak search are long enough to estimate the quantile of its bound.
+    /// Checks that runs at the start rate of a peak search are long enough to estimate the quantile that the latency bound refers
+    /// to.
     fn check_length(&self, contenders: &[Contender]) -> Result<()> {
         for Contender { name, load, .. } in contenders.iter().filter(|_| self.find_peak) {
             let Some((bound, SendTimes::Rate(rate))) = load.bound.zip(Some(&load.classes[0].timing)) else { continue };

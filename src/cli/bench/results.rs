@@ -1,4 +1,4 @@
-//! Output of a measurement: lines or tables on stdout while it runs, and a folder with a report and charts at its end.
+//! Output of a measurement: lines or tables on stdout while it runs, and, at the end, a folder with a report and charts.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use crate::cli::output::say;
 use sterling_bench::{Contender, FigureRatio, Interval, Measured, Peak, Report};
 use sterling_core::error::{Error, Result};
 
-/// Collected output.
+/// Output of a measurement, collected for the report.
 pub(super) struct Results {
     is_json: bool,
     folder: Option<PathBuf>,
@@ -22,7 +22,7 @@ impl Results {
     /// Starts the output; the report contains the `options` of the measurement.
     ///
     /// # Errors
-    /// If the folder cannot be created.
+    /// `Io` if the report folder cannot be created.
     pub(super) fn new(is_json: bool, folder: Option<PathBuf>, options: Value) -> Result<Self> {
         if let Some(folder) = &folder {
             std::fs::create_dir_all(folder).map_err(|e| Error::io(folder.display(), e))?;
@@ -30,7 +30,7 @@ impl Results {
         Ok(Results { is_json, folder, options, runs: Vec::new(), peaks: Vec::new(), comparisons: Vec::new() })
     }
 
-    /// Reports a run of a contender, with additional fields.
+    /// Reports a run of a contender (a server at one setting), with additional fields.
     pub(super) fn run(&mut self, contender: &Contender, report: &Report, more: Value) -> Result<()> {
         let results = with(json!(report), [setting(contender), object(more)]);
         match self.is_json {
@@ -41,7 +41,7 @@ impl Results {
         Ok(())
     }
 
-    /// Reports the peak of a contender.
+    /// Reports the peak rate of a contender.
     pub(super) fn peak(&mut self, contender: &Contender, peak: &Peak) -> Result<()> {
         let quality = peak.report.as_ref().and_then(|report| report.quality.as_ref());
         let quality = quality.map(|quality| json!({"quality": quality})).unwrap_or_default();
@@ -59,7 +59,7 @@ impl Results {
         Ok(())
     }
 
-    /// Reports the ratios of a contender to another one.
+    /// Reports the ratios of one contender's figures to another's.
     pub(super) fn comparison(&mut self, measured: &str, baseline: &str, found: &FigureRatio) -> Result<()> {
         let names = json!({"of": measured, "against": baseline});
         let results = with(json!(found), [object(names), Map::new()]);
@@ -80,7 +80,7 @@ impl Results {
     /// Writes the report folder, if requested.
     ///
     /// # Errors
-    /// Files that cannot be written.
+    /// `Io` for files that cannot be written.
     pub(super) fn finish(self, measured: &[Measured<'_>], by_rate: bool) -> Result<()> {
         let Some(folder) = self.folder else { return Ok(()) };
         let write = |name: &str, text: String| {
@@ -109,7 +109,7 @@ fn with(results: Value, more: [Map<String, Value>; 2]) -> Value {
     Value::Object(results)
 }
 
-/// Fields of a contender's setting; empty for a single setting.
+/// Returns the fields of a contender's setting; empty if only one setting is measured.
 fn setting(contender: &Contender) -> Map<String, Value> {
     if contender.setting.is_empty() {
         return Map::new();
