@@ -2,7 +2,7 @@
 //!
 //! These types are independent of JSON, which the crate `api` reads and writes. An [`Answer`] is columnar, one vector per
 //! field, so that a hundred thousand results take a handful of allocations. Messages between machines use these types as
-//! they are, in a binary format. Slots are left out, because they are valid within one view only.
+//! they are, in a binary format. Messages omit slots, because a slot is valid within one view only.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ pub enum Priority {
     /// A client waits for the answer.
     #[default]
     Interactive,
-    /// Runs on capacity that interactive requests leave.
+    /// Runs on capacity that interactive requests do not use.
     Batch,
 }
 
@@ -180,8 +180,8 @@ pub struct Retrieve {
     pub exclude: Vec<ItemId>,
     /// Number of results, K.
     pub k: usize,
-    /// Number of results below which a search does not end while unscanned lists may hold eligible items; `k` if `None`. All
-    /// pages of a ranking state the same number, so that they search the same lists.
+    /// Minimum number of results: a search with fewer results continues while unscanned lists may hold eligible items.
+    /// `None` means `k`. All pages of a ranking set the same number, so that they search the same lists.
     pub least: Option<usize>,
     /// Number of reranked candidates, K0; the model's default if `None`.
     pub candidates: Option<usize>,
@@ -226,13 +226,13 @@ pub struct Embed {
 pub struct Select {
     /// The retrieval, the same for all shards.
     pub retrieve: Retrieve,
-    /// Requests the number of items that is certain to suffice for the merge, instead of the number that most likely suffices.
+    /// Requests as many items as the merge may need at most, instead of the number that most likely suffices.
     pub all: bool,
-    /// Probes more lists if the shard finds too few items, because the lists chosen for all shards hold fewer items
-    /// than the results.
+    /// Probes more lists. Set in a second call if the lists that were probed on all shards hold too few eligible items
+    /// for the results.
     pub further: bool,
-    /// Also ranks the selected items in the same call if that is likely to pay off ([`RankedAhead`]). If most of these items remain
-    /// candidates of all shards, no [`Rerank`] call is needed.
+    /// Also ranks the selected items in the same call if few of them are likely to be ranked in vain
+    /// ([`RankedAhead`]). If most of these items remain candidates of all shards, no [`Rerank`] call is needed.
     pub ahead: bool,
 }
 
@@ -300,7 +300,8 @@ impl Retrieve {
         }
     }
 
-    /// Returns the number of results below which a search does not end while unscanned lists may hold eligible items.
+    /// Returns the minimum number of results, below which a search continues while unscanned lists may hold eligible
+    /// items.
     pub fn least(&self) -> usize {
         self.least.map_or(self.k, |least| least.max(self.k))
     }
@@ -453,7 +454,8 @@ pub struct Selected {
     /// Ids of the items.
     #[serde(with = "packed::numbers")]
     pub ids: Vec<ItemId>,
-    /// Scores that selected the items: of the quantized vectors, or of the rows if these were read directly. Ties by id.
+    /// Scores by which the items were selected: of the quantized vectors, or of the rows if these were read directly.
+    /// Ties by id.
     #[serde(with = "packed::numbers")]
     pub codes: Vec<f32>,
     /// Retrieval scores of the items.

@@ -62,7 +62,7 @@ pub struct BothSeen {
     pub canary: SideSeen,
 }
 
-/// Measurements of both versions, and the test over them. Times are relative to the start of the canary.
+/// Measurements of both versions, and the test that compares them. Times are relative to the start of the canary.
 #[derive(Debug)]
 pub(super) struct Watch {
     setting: Canary,
