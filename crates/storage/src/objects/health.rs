@@ -28,7 +28,7 @@ impl Health {
         locked(&self.0)
     }
 
-    /// Runs the call, unless the backoff of the last failure has not elapsed.
+    /// Runs the call, if the backoff after the last failure has elapsed.
     ///
     /// # Errors
     /// The error of the call; during the backoff, the error of the last call.

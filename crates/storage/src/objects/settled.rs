@@ -11,7 +11,7 @@ use sterling_core::error::{Error, Kind, Result};
 const REPEATS: (u32, Duration) = (4, Duration::from_secs(25));
 /// Maximum number of retries of a read that does not find an existing object.
 const MISSES: u32 = 3;
-/// Backoff between retries: first delay and maximum. The read-back between two writes has a backoff of its own.
+/// Backoff between retries: first delay and maximum. Reading an object back between two writes has a separate backoff.
 const WAIT: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 /// Writes an object conditionally, with a definite outcome. If an answer is lost or reports a failed condition, the stored object
