@@ -188,8 +188,8 @@ impl Journal for Log {
 
     fn release(&self, position: u64) -> Result<()> {
         may_block();
-        // Removes the oldest segment first, and forgets a segment only after its removal is durable: after an error the known
-        // segments are still consecutive, and the next call continues.
+        // Removes the oldest segment first, and forgets a segment only after its removal is durable. After an error the
+        // known segments are therefore still consecutive, and the next call continues.
         loop {
             let segment = {
                 let mut state = self.shared.lock();
@@ -387,7 +387,8 @@ impl Writer {
         self.commit(taken);
     }
 
-    /// Checks that a restart would find everything that was written. A missing file is thus reported before the next restart.
+    /// Checks that a restart would find everything that was written, so that a missing file is reported before a
+    /// restart.
     fn look(&mut self) {
         if self.fatal.is_some() {
             return;
