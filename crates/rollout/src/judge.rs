@@ -131,7 +131,8 @@ pub(super) fn verdict(both: &Both, margins: &CanaryMargins) -> Option<Verdict> {
 fn reported(what: &str, canary: Mean, active: Mean) -> String {
     let percent = |share: f64| share * 100.0;
     format!(
-        "{what}: {:.2} % of {} on the canary (at least {:.2} %), {:.2} % of {} on the active version (at most {:.2} %)",
+        "{what}: {:.2} % of {} on the canary (lower bound {:.2} %), {:.2} % of {} on the active version \
+         (upper bound {:.2} %)",
         percent(canary.value()),
         canary.count,
         percent(canary.least()),
@@ -168,7 +169,7 @@ fn slower(active: &Counts, canary: &[Counts], factor: f64) -> Option<Verdict> {
         (canary.least() > active.most()).then(|| {
             let ms = |step: usize| time_of(step).as_secs_f64() * 1e3;
             let what = format!(
-                "requests of at least {:.2} ms on the canary, of at least {:.2} ms on the active version",
+                "requests that took {:.2} ms or more on the canary, {:.2} ms or more on the active version",
                 ms(long),
                 ms(step)
             );

@@ -60,7 +60,7 @@ pub fn start_logs(json: bool) {
         filtered.with(lines.fmt_fields(OneLine(DefaultFields::new()))).try_init()
     };
     if let Some(why) = invalid {
-        tracing::warn!("STERLING_LOG: {why}; logging `{FILTER}`");
+        tracing::warn!("STERLING_LOG: {why}; using `{FILTER}`");
     }
 }
 
