@@ -67,7 +67,7 @@ pub enum Decay {
     None,
     /// Adds `λ w` to the gradient.
     L2(f32),
-    /// Multiplies the row by `1 - rate λ`, apart from the gradient.
+    /// Multiplies the row by `1 - rate λ`, independently of the gradient.
     Decoupled(f32),
 }
 

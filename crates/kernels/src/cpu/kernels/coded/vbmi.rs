@@ -18,7 +18,7 @@ unsafe fn block_sums<const N: usize>(
     lines: usize,
 ) -> [__m512i; N] {
     let (half, ones) = (_mm512_set1_epi8(0x0f), _mm512_set1_epi8(1));
-    // The four bytes of an item index the four tables of 16 values.
+    // Offsets of the four tables of 16 values: byte `p` of an item indexes table `p`.
     let place = _mm512_set1_epi32(0x3020_1000);
     let mut sums = [[_mm512_setzero_si512(); 2]; N];
     for g in 0..lines {
