@@ -359,9 +359,11 @@ pub struct Explain {
     pub returned: u64,
     /// Name of the CPU kernels in use.
     pub kernel: &'static str,
-    /// Deviation of the GPU from the request, and its reason: the CPU answered instead, or another row format was scanned.
+    /// Difference between the request and what the GPU did, with the reason: the CPU answered instead, or another row
+    /// format was scanned.
     pub note: Option<String>,
-    /// One report per query if the user has several. All other counts are then sums; `candidates` counts the merged candidates.
+    /// One report per query if the user has several queries. In that case all other counts are sums; `candidates`
+    /// counts the merged candidates.
     pub queries: Vec<QueryReport>,
 }
 
@@ -461,7 +463,7 @@ pub struct Selected {
     /// Retrieval scores of the items.
     #[serde(with = "packed::numbers")]
     pub scores: Vec<f32>,
-    /// True if the list has all items that the shard examined. Otherwise every omitted item scores worse than the last
+    /// True if the list has all items that the shard examined. If false, every omitted item scores worse than the last
     /// listed one.
     pub is_all: bool,
     /// True if the shard could find more items by probing more lists.

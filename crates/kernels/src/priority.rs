@@ -80,7 +80,7 @@ pub enum Background {
 }
 
 impl Background {
-    /// Applies this priority to the calling thread and to threads that it starts later. This cannot be undone. If the
+    /// Applies this priority to the calling thread and to threads that it starts later, for good. If the
     /// system denies the priority, nothing changes.
     pub fn take(self) {
         match self {

@@ -7,7 +7,7 @@ use super::key_hash::KeyHash;
 use super::setting::Canary;
 use super::window::{Counts, Window, step_of};
 
-/// One of the two versions.
+/// One of the two versions of a rollout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// The version that answers by default.

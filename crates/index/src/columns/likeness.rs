@@ -32,7 +32,7 @@ pub fn likeness(columns: &[ItemColumn], first: &[String], items: usize) -> Resul
     let mut free = u64::BITS;
     // A column without any values cannot distinguish items.
     for (_, ranks) in ranked.iter().filter(|(_, ranks)| ranks.distinct > 0) {
-        // One extra rank: items without a value come last.
+        // Items without a value have one extra rank, the last.
         let bits = u64::BITS - (ranks.distinct as u64).leading_zeros();
         if bits > free {
             break;

@@ -2,7 +2,7 @@
 //!
 //! The bit planes still hold the old values of an updated item, so the item is evaluated again with its current values
 //! when the filter bitmap of its list is computed. A search pays only for the lists it probes. If the filter resolves
-//! to slots, all updated items are evaluated at once.
+//! to a list of slots, all updated items are evaluated at once.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ const SLOTS: u32 = u64::BITS;
 /// Maximum number of sampled words for the estimate of how many updated items pass.
 const SAMPLED_MAX: usize = 256;
 
-/// Updated values, as one filter sees them.
+/// Updated values of the columns that one filter reads.
 #[derive(Clone, Debug)]
 pub(super) struct Changed {
     root: Node,

@@ -151,7 +151,10 @@ impl DeviceIndex {
         let (rows, kind) = wide_rows(other);
         if kind != self.kind || other.dimension() != self.dimension || !at.is_multiple_of(BLOCK) {
             let what = format!("{kind:?} rows of {} numbers at slot {first}", other.dimension());
-            return Err(Error::internal(format!("{what}, expected {:?} of {} at a block", self.kind, self.dimension)));
+            return Err(Error::internal(format!(
+                "{what}, expected {:?} rows of {} numbers at the first slot of a block",
+                self.kind, self.dimension
+            )));
         }
         cut.write(&of.codes, other.codes(), groups * 4, at)?;
         cut.write(&of.scales, other.scales(), 1, at)?;
@@ -510,7 +513,8 @@ pub struct FilteredSearch<'a> {
     pub probing: Probing<'a>,
     /// Minimum number of passing items before the search may stop.
     pub enough: usize,
-    /// Number of lists, and the number of passing items that suffices after these lists regardless of the estimate.
+    /// A number of lists, and the number of passing items with which a search may stop after these lists whatever the
+    /// estimate.
     pub suffices: Option<(usize, usize)>,
 }
 

@@ -13,7 +13,7 @@
 //! | `penalties` f32 `[C]` | subtracted from a centroid's product if queries probe the nearest centroids in L2: `|c|² / 2` |
 //! | `rows` bf16, f16 or f32 `[S, D]` | rescoring rows, if the recipe requests them |
 //!
-//! Later rows use the same lists, or lists of their own if they do not fit (`stray`, `own_lists`).
+//! Rows that are added later use the same lists, or lists of their own if they do not fit (`stray`, `own_lists`).
 //!
 //! If the recipe requests them, smaller codes are scanned in place of the int8 rows to select a few candidates (`first_pass`).
 //!

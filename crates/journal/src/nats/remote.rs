@@ -25,8 +25,8 @@ use sterling_core::tasks::Runtime;
 pub(super) const ANSWER: Duration = Duration::from_secs(2);
 /// Number of messages that are requested concurrently when a range is read.
 pub(super) const AHEAD: u64 = 128;
-/// Time for which the last message of the broker is reported as the reason of failures. It is longer than the longest
-/// wait before a reconnect.
+/// Time for which the last message of the broker is reported as the reason of failures; longer than the longest wait
+/// before a reconnect.
 const MESSAGE_LIFETIME: Duration = Duration::from_secs(10);
 
 /// Access to a stream.

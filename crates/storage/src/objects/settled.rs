@@ -30,7 +30,7 @@ pub fn replace(objects: &dyn Objects, key: &str, bytes: &[u8], over: &WriteCondi
         };
         match objects.get(key) {
             Ok((there, tag)) if there == bytes => return Ok(tag),
-            // The write reported an existing object, but the read found none. One of the two answers is wrong: retry.
+            // The write reported an existing object, but the read found none: one of the answers is wrong, so retry.
             Err(e) if e.kind() == Kind::NotFound && *over == WriteCondition::Nothing => {}
             Err(e) if e.kind() == Kind::Unavailable && error.kind() == Kind::Conflict => return Err(e),
             _ if error.kind() == Kind::Conflict => return Err(error),

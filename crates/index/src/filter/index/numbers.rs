@@ -108,8 +108,8 @@ pub(in crate::filter) struct Numbers {
     counts: Buffer<u32>,
 }
 
-/// Range of buckets: the items in `plane` but not in `before`, which is `None` for the first bucket. Planes are counted from the
-/// first number plane of the index.
+/// Range of buckets: the items in `plane` but not in `before`, which is `None` for the first bucket. Plane 0 is the
+/// first plane of numeric buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::filter) struct Run {
     pub(in crate::filter) plane: usize,

@@ -63,9 +63,9 @@ pub enum Expr {
     Leaf(Leaf),
     /// Negation.
     Not(Box<Expr>),
-    /// All parts hold.
+    /// All operands hold.
     And(Vec<Expr>),
-    /// At least one part holds.
+    /// At least one operand holds.
     Or(Vec<Expr>),
 }
 

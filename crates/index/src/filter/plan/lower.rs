@@ -26,12 +26,14 @@ impl Plan {
     /// # Errors
     /// As [`WordProgram::check`].
     pub fn check_lowered(&self) -> Result<()> {
-        // The stack is at most as deep as the nesting, plus one entry each for posting lists and the live bitmap.
+        // The stack is at most as deep as the nesting of the filter, plus one entry each for posting lists and the live
+        // bitmap.
         if nesting(&self.root).max(self.program.depth) + 2 <= CHECK_STACK_MAX { Ok(()) } else { self.lower().check() }
     }
 }
 
-/// Lowers the bitmap steps. A device has no posting lists: Bloom planes replace positive ones; negated lists pass all items.
+/// Lowers the bitmap steps. A device has no posting lists: Bloom planes replace them, and a negated one passes all
+/// items.
 fn words(program: &Program) -> WordProgram {
     // A posting list needs one more stack entry.
     let depth = program.depth + usize::from(has_postings(program));

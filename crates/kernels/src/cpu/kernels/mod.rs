@@ -1,4 +1,4 @@
-//! Loops over codes, rows and scores, one file per instruction set. All of them return equal integers, and floats that differ by
+//! Loops over codes, rows and scores, one file per instruction set. All files return equal integers, and floats that differ by
 //! rounding only.
 //!
 //! **Blocked int8 rows.** A block holds 16 items; a group of 64 bytes in it holds 4 dimensions of each item, item after
