@@ -53,7 +53,7 @@ impl Value {
         }
     }
 
-    /// Converts to the representation that columns return.
+    /// Converts the value to the representation that columns return.
     pub fn cell(&self) -> Cell<'_> {
         match self {
             Value::Missing => Cell::Missing,

@@ -80,8 +80,8 @@ pub enum Comparison {
 }
 
 impl Comparison {
-    /// Returns whether the comparison holds for all or no values between two ranks ([`Column::place`]); `None` if it holds
-    /// for some.
+    /// Returns true if the comparison holds for all values between two ranks ([`Column::place`]), false if it holds for
+    /// none, and `None` if it holds for some.
     pub fn over(&self, first: f64, last: f64) -> Option<bool> {
         let (all, any) = match self {
             Comparison::Codes(ranges) => {

@@ -46,9 +46,9 @@ pub enum Route {
     All,
     /// No item is eligible.
     Nothing,
-    /// Exactly these slots are eligible, ascending; few of them.
+    /// Only these few slots are eligible, in ascending order.
     Slots(Vec<Slot>),
-    /// Evaluate [`Plan::words`] on the probed lists.
+    /// Eligible items are those in the filter bitmaps ([`Plan::words`]) of the probed lists.
     Words,
 }
 
@@ -102,7 +102,8 @@ impl Scratch {
 }
 
 impl Plan {
-    /// Plans a filter for the columns and the index of a snapshot. Up to `slots_max` items are scored one by one.
+    /// Plans a filter for the columns and the index of a snapshot. If at most `slots_max` items pass, they are scored
+    /// one by one.
     ///
     /// # Errors
     /// `Invalid` with the offset of the term, for unknown columns and tests that a column does not support.

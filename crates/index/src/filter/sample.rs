@@ -54,7 +54,7 @@ impl Sample {
         let lists = ((items / items_a_list) as usize).clamp(*LISTS.start(), *LISTS.end()).min(index.lists());
         let (mut sample, mut stack, mut maybes) = (Sample::default(), Vec::new(), Vec::new());
         for n in 0..lists {
-            // The middle of each of `lists` equal intervals.
+            // The sampled list is in the middle of one of `lists` equal intervals.
             let list = (2 * n + 1) * index.lists() / (2 * lists);
             program.run(columns, index, list..list + 1, &mut stack);
             let list = ListId(list as u32);

@@ -268,7 +268,8 @@ impl DeviceIndex {
         Ok((ends, std::iter::once(items).chain(beside).collect()))
     }
 
-    /// Starts [`DeviceIndex::scan_until`]. GPUs that hold partitions of the items run it together, round by round.
+    /// Starts [`DeviceIndex::scan_until`]. GPUs that hold partitions of the items run this search together, round by
+    /// round.
     ///
     /// # Errors
     /// As [`DeviceIndex::best_lists`].

@@ -1,5 +1,5 @@
-//! Filtered search: scans all lists, or the best lists while that pays off, or lists until a calibrated recall is
-//! reached.
+//! Filtered search: scans all lists, or the best lists while these yield enough candidates, or lists until a calibrated
+//! recall is reached.
 //!
 //! A block is read entirely even for one passing item. If few items pass and rescoring rows are available, the rows are
 //! read instead. Example with 128 dimensions: if a tenth of the items passes, four fifths of the blocks are read, which

@@ -77,7 +77,7 @@ pub struct IndexShape {
 }
 
 impl Options {
-    /// Returns the lists and codes of an index. Existing lists do not change the codes.
+    /// Returns the lists and codes of an index. If lists exist already, the codes are chosen as if they did not.
     ///
     /// # Errors
     /// `Invalid` with the option, its value and its range; also for codes without rows to rescore.

@@ -3,7 +3,7 @@
 //! A search scans an own list if the list scores at least as high as the last snapshot list that the search scans. Own
 //! lists thus cost nothing for queries unlike their rows. If the rows of an own list are farther from their centroid
 //! than rows of the snapshot are, the score of the centroid is too low for some rows. The score of the list is then
-//! raised by the expected excess. If such rows are few, they are in a single list that every search scans.
+//! raised by the expected excess. If only few rows do not fit, they are in a single list that every search scans.
 
 use super::kmeans::blocked;
 use super::quantize::Quantized;

@@ -63,7 +63,7 @@ impl TermHash {
     /// Returns bit position `n` of the term in filters of `width` bits.
     pub(in crate::filter) fn position(self, n: u32, width: u32) -> usize {
         let hash = self.start.wrapping_add(self.step.wrapping_mul(u64::from(n)));
-        // Multiply and shift: as uniform as a remainder, without a division.
+        // Multiplies and shifts: the result is as uniform as a remainder, without a division.
         ((u128::from(hash) * u128::from(width)) >> 64) as usize
     }
 }

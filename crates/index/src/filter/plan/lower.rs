@@ -32,8 +32,8 @@ impl Plan {
     }
 }
 
-/// Lowers the bitmap steps. A device has no posting lists: Bloom planes replace them, and a negated one passes all
-/// items.
+/// Lowers the bitmap steps. A device has no posting lists: Bloom planes replace posting lists, and a negated posting
+/// list passes all items.
 fn words(program: &Program) -> WordProgram {
     // A posting list needs one more stack entry.
     let depth = program.depth + usize::from(has_postings(program));
@@ -80,7 +80,7 @@ fn plane_step(operation: Operation, plane: usize, negated: bool) -> FilterStep {
     FilterStep { plane: plane as u32, is_negated: u32::from(negated), ..FilterStep::plain(operation) }
 }
 
-/// Converts a bucket range to plane numbers relative to the first number plane, whose offset
+/// Converts a bucket range to plane numbers relative to the first plane of numeric buckets, whose offset
 /// [`crate::filter::index::DevicePlanes`] knows.
 fn pair(run: &Run) -> [u32; 2] {
     [run.plane as u32, run.before.map_or(NO_PLANE, |before| before as u32)]
