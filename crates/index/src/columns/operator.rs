@@ -17,7 +17,7 @@ impl Threshold {
         };
         let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
         let (before, behind) = mantissa.split_once('.').unwrap_or((mantissa, ""));
-        // Exponents beyond 64 bits saturate: no text has enough digits to bring the number back near 1.
+        // Exponents beyond 64 bits saturate: no text has enough digits to offset such an exponent.
         let huge = if exponent.starts_with('-') { i64::MIN } else { i64::MAX };
         let point = (before.len() as i64).saturating_add(exponent.parse().unwrap_or(huge));
         let (mut complete, mut is_whole) = (0i128, true);

@@ -514,8 +514,8 @@ pub struct FilteredSearch<'a> {
     pub probing: Probing<'a>,
     /// Minimum number of passing items before the search may stop.
     pub enough: usize,
-    /// A number of lists, and the number of passing items with which a search may stop after these lists whatever the
-    /// estimate.
+    /// A number of lists, and the number of passing items with which a search may stop after these lists, regardless
+    /// of the estimate.
     pub suffices: Option<(usize, usize)>,
 }
 

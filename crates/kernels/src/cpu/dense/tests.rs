@@ -128,7 +128,7 @@ fn rounded(x: f32) -> f32 {
     half::bf16::from_f32(x).to_f32()
 }
 
-/// Returns the number of f32 that a row of `count` numbers takes in pairs.
+/// Returns the length in f32 of a row of `count` numbers in pairs.
 fn room(count: usize) -> usize {
     Form::Pairs.room(count).next_multiple_of(STEP)
 }
