@@ -173,7 +173,8 @@ pub enum VersionSelector<'a> {
 pub struct Retrieve {
     /// The user.
     pub user: User,
-    /// Filter expression that selects eligible items; see `docs/reference/filter-language.md`. Empty means all.
+    /// Filter expression that selects eligible items; see `docs/reference/filter-language.md`. An empty expression
+    /// selects all items.
     pub filter: String,
     /// Items that must not be returned.
     #[serde(with = "packed::numbers")]
@@ -323,7 +324,8 @@ pub struct StepReport {
 /// Choice of the number of probed lists.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Probes {
-    /// Number of lists to probe (nprobe). A filter whose items lie in low-ranked lists may raise it.
+    /// Number of lists to probe (nprobe). If the passing items of a filter lie in low-ranked lists, more lists may be
+    /// probed.
     pub probes: usize,
     /// Recall target of the request or the model, if there was one.
     pub target: Option<f64>,

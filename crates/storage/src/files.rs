@@ -166,7 +166,7 @@ impl<'a> TensorFile<'a> {
     /// Writes the file and calls `fill` to write the values of reserved tensors. The file is read again for its checksum.
     ///
     /// # Errors
-    /// `Io` with the path; errors of `fill`. No file remains in either case.
+    /// `Io` with the path; errors of `fill`. If writing fails, no file remains.
     pub fn write_filled(
         &self,
         path: &Path,

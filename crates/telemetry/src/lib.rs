@@ -80,8 +80,9 @@ fn filter(text: &str) -> std::result::Result<Targets, String> {
     }
 }
 
-/// Formats the message and fields of an event on one line of the text log. Clients control some of the fields (names, reasons). A
-/// line break in them could forge a log line, and an escape sequence would reach the operator's terminal.
+/// Formats the message and fields of an event on one line of the text log. Clients control some of the fields (names,
+/// reasons). A line break in such a field could forge a log line, and an escape sequence would reach the operator's
+/// terminal.
 struct OneLine(DefaultFields);
 
 impl<'w> FormatFields<'w> for OneLine {

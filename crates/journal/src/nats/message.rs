@@ -73,7 +73,7 @@ impl Attempt {
 /// A message of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Read {
-    /// A commit whose headers match its place in the stream.
+    /// A commit whose headers match its location in the stream.
     Original(Commit),
     /// A commit without matching headers: published again by another program, or part of a copied stream.
     Copy(Commit),

@@ -450,7 +450,7 @@ impl StreamWriter {
         });
     }
 
-    /// Commits an append together with all that are waiting, and calls their callbacks.
+    /// Commits an append together with all appends that are waiting, and calls their callbacks.
     async fn commit(&mut self, first: (Append, Done)) {
         let waiting = |(append, done)| Waiting { append, done, written: None, count: 0 };
         let mut all = VecDeque::from([waiting(first)]);
@@ -525,8 +525,8 @@ impl StreamWriter {
         let ahead =
             |position: u64| move |one: &Waiting| one.append.expected.is_some_and(|expected| expected > position);
         while all.iter().any(ahead(self.shared.lock().position)) {
-            // An append that expects a later position knows of messages that this task has not read yet. Errors of that read are
-            // recorded.
+            // An append that expects a later position knows of messages that this task has not read yet; these are read
+            // first. Errors of this read are already recorded.
             if self.read_on().await.is_err() || self.read == 0 {
                 break;
             }

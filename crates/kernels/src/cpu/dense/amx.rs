@@ -3,8 +3,8 @@
 //! 1. Rows are split into tiles of nearly equal height, because the time of a step grows with the rows of its tile.
 //! 2. The sums of two tiles of rows by two tiles of columns (a panel) stay in tile registers until all parts of the
 //!    product are added. Rows and weights are padded with zeros to the end of a part's last step.
-//! 3. Sums leave tile registers through memory. While the sums of one block of tiles are stored, the steps of the next
-//!    block start.
+//! 3. Sums leave tile registers only through memory. While the sums of one block of tiles are stored, the steps of the
+//!    next block start.
 //!
 //! The order in which a number's products are summed ([`Tiles::add_pairs`]) depends only on the shapes of the parts, not on
 //! neighbouring rows or the height of its tile.
