@@ -1,9 +1,9 @@
 //! Division of a model's unpinned requests among its versions, and detection of a canary that is worse than the active version.
 //!
 //! All modules but `run` use neither clocks nor locks: the operators' settings (`setting`), the hash position
-//! of a key (`key_hash`), measurements of two versions in a window (`window`), and the statistical test (`judge`). `run` is the
-//! state of an active canary or shadow. A server's `registry` holds this state for its versions, a router's `route` for
-//! its shards. The module `http` reads and updates the state.
+//! of a key (`key_hash`), measurements of two versions in a window (`window`), and the statistical test (`judge`).
+//! `run` is the state of an active canary or shadow. A server's `registry` holds this state for its versions, a
+//! router's `route` for its shards. The module `http` reads and updates the state.
 //!
 //! **Division.** The hash of a key (such as a user id), the model and the canary's version is a number between 0 and 1.
 //! Keys whose number is below the share belong to the canary. A key therefore gets the same version at every server. If

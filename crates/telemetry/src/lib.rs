@@ -1,8 +1,8 @@
 //! Logs to stderr and the metrics of `/metrics`.
 //!
 //! Times are in seconds, sizes in bytes. Histograms have fixed buckets (`SECONDS`, `COUNTS`), so the histograms of
-//! several servers can be summed. Recorded values are buffered until [`sort_in`] sorts them into buckets. Sorting happens
-//! at each scrape, and several times per second in a server, so that memory stays bounded without a scraper.
+//! several servers can be summed. Recorded values are buffered until [`sort_in`] sorts them into buckets. Sorting
+//! happens at each scrape, and several times per second in a server, so that memory stays bounded without a scraper.
 //! The module `catalogue` lists all metrics; `docs/reference/metrics.md` is generated from it.
 //!
 //! ```

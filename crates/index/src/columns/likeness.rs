@@ -7,8 +7,8 @@ use super::build::{ItemColumn, ItemValues, dictionary};
 use sterling_core::error::{Error, Result};
 
 /// Returns a sort key per item; items with equal attributes get equal keys. The columns named in `first` are the most
-/// significant, in that order. If `first` is empty, the filterable category columns are used, those with the fewest distinct values
-/// first. An item with several values counts by its most frequent one.
+/// significant, in that order. If `first` is empty, the filterable category columns are used, those with the fewest
+/// distinct values first. An item with several values counts by its most frequent one.
 ///
 /// # Errors
 /// `Invalid` if a name in `first` is not a filterable category column.

@@ -346,7 +346,8 @@ impl Compiler<'_> {
         };
         match (self.terms(question), question) {
             (Some(terms), _) if *negated => {
-                // In a negated test, every term must be absent. Terms with only Bloom planes do not narrow the bitmap; verification handles them.
+                // In a negated test, every term must be absent. Terms with only Bloom planes do not narrow the bitmap;
+                // verification handles them.
                 for term in terms {
                     match self.index.held(term) {
                         TermStorage::Plane(plane) => self.emit(Step::Keep { plane, negated: true }),

@@ -3,8 +3,8 @@
 //! 1. A sample of the rows is drawn by a hash of the seed and the row, so the sample is always the same. Only the sample is
 //!    in memory.
 //! 2. Initial centroids are sampled rows, each chosen with probability proportional to its squared distance from the previous
-//!    ones, as in k-means++ (Arthur and Vassilvitskii 2007). Many rows are chosen per round, as in k-means|| (Bahmani et
-//!    al., 2012).
+//!    ones, as in k-means++ (Arthur and Vassilvitskii 2007). Many rows are chosen per round, as in k-means|| (Bahmani
+//!    et al., 2012).
 //! 3. Each round assigns every sampled row to the centroid with the largest product of int8 codes, corrected for the rounding of
 //!    the centroid along its direction. Centroids then become the normalized f32 means.
 //! 4. Lists are balanced during the rounds: lists far below the mean size are dissolved, and lists far above it are split in two

@@ -1,8 +1,8 @@
 //! Inverted file index (IVF) over int8 rows.
 //!
 //! Items are grouped into C inverted lists, the clusters of a k-means. A query scores the centroids, selects the best P lists
-//! (nprobe) and scans their rows with integer products; the best K0 items are the candidates. Rescoring rows give the candidates their final
-//! scores.
+//! (nprobe) and scans their rows with integer products; the best K0 items are the candidates. Rescoring rows give the
+//! candidates their final scores.
 //!
 //! | tensor | holds |
 //! |---|---|

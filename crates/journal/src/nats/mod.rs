@@ -12,8 +12,8 @@
 //!
 //! **Following.** Messages are read by sequence number; the broker keeps no consumer state. A subscription notifies of
 //! new messages; the stream is also polled, so that a lost notification costs time but no update. A server reports in
-//! each attempt for how long it has tried without success, and servers that have tried for less time let it go first. So
-//! a server with a longer network path to the broker can still write.
+//! each attempt for how long it has tried without success, and servers that have tried for less time let it go first.
+//! So a server with a longer network path to the broker can still write.
 //!
 //! **Foreign messages.** A message that no journal wrote is skipped, and so is a copy of a commit that was read before.
 //! Each commit names the previous commit, so that skipped messages cannot hide a lost update. Skipped messages are

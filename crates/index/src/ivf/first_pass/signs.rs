@@ -6,8 +6,8 @@
 //! rotations. `a` is about 0.8, so the error is about `0.75 |q| |r| / √W`.
 //!
 //! Four signs form a code, and the query's tables hold the product of each of the 16 sign patterns. The scan of product
-//! codes then works unchanged. This scan needs half the instructions of a scan that counts the bits of a query in four bit
-//! planes, and rounds the query less.
+//! codes then works unchanged. This scan needs half the instructions of a scan that counts the bits of a query in four
+//! bit planes, and rounds the query less.
 //!
 //! Source: RaBitQ (Gao & Long, SIGMOD 2024).
 

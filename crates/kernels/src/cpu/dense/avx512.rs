@@ -386,7 +386,8 @@ pub(super) unsafe fn few(product: &Product<'_>, out: &mut [f32], stride: usize) 
     COLUMNS.set(lines);
 }
 
-/// Copies the columns of all parts to `[columns, depth]`. Each part starts at a register boundary and is padded with zeros.
+/// Copies the columns of all parts to `[columns, depth]`. Each part starts at a register boundary and is padded with
+/// zeros.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 #[inline]
 fn columns_of(product: &Product<'_>, depth: usize, to: &mut [f32]) {
