@@ -68,8 +68,9 @@ pub enum Background {
     /// Low priority, but progresses under any load.
     Steady,
     /// Runs only on idle cores, and pauses briefly in [`breathe`]. Linux's scheduler treats a core that runs only such
-    /// a thread as idle, and wakes other threads on this core. Behind a thread that only has a high niceness, they
-    /// would wait for a core. If threads that never sleep occupy all cores, a thread of this priority waits for them.
+    /// a thread as idle, and wakes other threads on this core. Behind a thread that only has a high niceness, these
+    /// threads would wait for a core. If threads that never sleep occupy all cores, a thread of this priority waits for
+    /// them.
     Last,
     /// Progresses under any load with a larger share of a core than [`Background::Steady`], and an even larger one if
     /// `much`. This level pauses briefly, like [`Background::Last`].
@@ -163,7 +164,7 @@ pub fn breathe() {
 /// Lowers the priority of the calling thread, and of threads that it starts later, to a niceness of up to 19. If the system
 /// denies the niceness, nothing changes.
 pub fn lower(niceness: i32) {
-    // Linux has per-thread priorities; elsewhere this would change the complete process.
+    // Linux has per-thread priorities; other systems would change the priority of the complete process.
     #[cfg(target_os = "linux")]
     let _ = rustix::process::setpriority_process(None, niceness);
     #[cfg(not(target_os = "linux"))]

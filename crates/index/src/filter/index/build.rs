@@ -40,8 +40,8 @@ pub struct Options {
     pub posting_share_max: f64,
     /// Number of buckets per compared column; 0 disables buckets, so comparisons are evaluated per item.
     pub number_buckets: u32,
-    /// Columns whose equal values are stored together within a list, most significant first. Empty means all categories, those
-    /// with the fewest values first.
+    /// Columns whose equal values are stored together within a list, most significant first. If empty, all categories
+    /// are used, those with the fewest values first.
     pub together: Vec<String>,
 }
 
