@@ -1,7 +1,7 @@
 //! The error type of all crates: a [`Kind`] for programs, a message for people, a source for logs.
 //!
-//! Modules of features convert their errors into [`Error`], which depends on none of them. The HTTP layer maps [`Kind`] to a
-//! status and the command line maps it to an exit code, each in one table.
+//! Feature modules convert their errors into [`Error`], which depends on none of these modules. The HTTP layer maps
+//! [`Kind`] to a status and the command line maps it to an exit code, each in one table.
 
 use std::any::Any;
 use std::error::Error as StdError;
@@ -56,7 +56,7 @@ kinds! {
     NotFound = "not_found",
     /// The object existed and was permanently deleted.
     Gone = "gone",
-    /// The request contradicts the present state, for example it publishes a version that exists.
+    /// The request contradicts the current state, for example it publishes a version that exists.
     Conflict = "conflict",
     /// Stored bytes are damaged: invalid checksum, shape or format.
     Corrupt = "corrupt",

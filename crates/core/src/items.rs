@@ -53,7 +53,7 @@ pub enum GivenValues {
 /// Item as a caller sends it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GivenItem {
-    /// Item id of the user.
+    /// Item id, as the caller defines it.
     pub id: i64,
     /// Embedding of the item.
     pub embedding: Option<Vec<f32>>,

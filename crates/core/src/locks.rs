@@ -2,8 +2,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks a mutex even if a thread panicked under the lock. Only for state that every statement under the lock leaves
-/// consistent.
+/// Locks a mutex even if a thread panicked under the lock. Use it only for state that every statement under the lock
+/// leaves consistent.
 pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -57,7 +57,7 @@ pub mod numbers {
     }
 }
 
-/// Splits the concatenated entries at the given ends.
+/// Splits the concatenated entries `all` at the end offsets `ends`.
 fn cut<T: Clone, E: serde::de::Error>(ends: &[u32], all: &[T]) -> Result<Vec<Vec<T>>, E> {
     let starts = std::iter::once(0).chain(ends.iter().copied());
     let list = |(start, end): (u32, &u32)| all.get(start as usize..*end as usize).map(<[T]>::to_vec);

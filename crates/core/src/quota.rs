@@ -109,7 +109,7 @@ impl Quota {
     }
 
     /// Reserves bytes for a value that already has `own` bytes. These `own` bytes do not count towards the caller's
-    /// limit: the only value of a caller may grow as far as there is room, just as if its final size were reserved at
+    /// limit. So the only value of a caller may grow until the quota is full, as if its final size had been reserved at
     /// once.
     fn take(&self, flow: Flow, own: u64, bytes: u64, most: u64) -> std::result::Result<(), Denied> {
         let of_caller = &self.of_callers[flow.entry()];
@@ -132,7 +132,7 @@ impl Quota {
     }
 }
 
-/// Reason of a rejection: who holds too many bytes, and how many, without the bytes of the growing value.
+/// Reason of a rejection: who holds too many bytes, and how many. The bytes of the growing value do not count.
 enum Denied {
     Others(u64),
     Mine(u64),
@@ -233,7 +233,8 @@ mod tests {
         assert_eq!(error.kind(), Kind::TooCostly);
         assert!(error.to_string().contains("1710 bytes") && error.to_string().contains("at most 1700"), "{error}");
         drop(answer);
-        // Beside another value of the caller, or of another one, growth stops earlier and the message names who holds what.
+        // If the caller or another caller holds other memory, growth stops earlier, and the message names the holder
+        // and the bytes.
         let (answer, other) = (quota.hold(Flow(1), 1580).unwrap(), quota.hold(Flow(1), 20).unwrap());
         let error = answer.add(30).unwrap_err().to_string();
         assert!(error.contains("other requests of the same caller hold 20 of 1700"), "{error}");

@@ -3,7 +3,8 @@
 /// Increment of SplitMix64: 2^64 divided by the golden ratio.
 pub const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Returns the output of SplitMix64 for a state (Steele, Lea and Flood 2014): a hash that spreads dense numbers over 64 bits.
+/// Returns the output of SplitMix64 for a state (Steele, Lea and Flood 2014): a hash that maps consecutive numbers to
+/// unrelated numbers.
 ///
 /// ```
 /// assert_eq!(sterling_core::random::splitmix64(0), 0xe220_a839_7b1d_cdaf);

@@ -2,7 +2,7 @@
 //!
 //! These types are independent of JSON, which the crate `api` reads and writes. An [`Answer`] is columnar, one vector per
 //! field, so that a hundred thousand results take a handful of allocations. Messages between machines use these types as
-//! they are, in a binary format. Slots are left out, because they are valid within one view only.
+//! they are, in a binary format. Messages omit slots, because a slot is valid within one view only.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ pub enum Priority {
     /// A client waits for the answer.
     #[default]
     Interactive,
-    /// Runs on capacity that interactive requests leave.
+    /// Runs on capacity that interactive requests do not use.
     Batch,
 }
 
@@ -173,15 +173,16 @@ pub enum VersionSelector<'a> {
 pub struct Retrieve {
     /// The user.
     pub user: User,
-    /// Filter expression that selects eligible items; see `docs/reference/filter-language.md`. Empty means all.
+    /// Filter expression that selects eligible items; see `docs/reference/filter-language.md`. An empty expression
+    /// selects all items.
     pub filter: String,
     /// Items that must not be returned.
     #[serde(with = "packed::numbers")]
     pub exclude: Vec<ItemId>,
     /// Number of results, K.
     pub k: usize,
-    /// Number of results below which a search does not end while unscanned lists may hold eligible items; `k` if `None`. All
-    /// pages of a ranking state the same number, so that they search the same lists.
+    /// Minimum number of results: a search with fewer results continues while unscanned lists may hold eligible items.
+    /// `None` means `k`. All pages of a ranking set the same number, so that they search the same lists.
     pub least: Option<usize>,
     /// Number of reranked candidates, K0; the model's default if `None`.
     pub candidates: Option<usize>,
@@ -226,13 +227,13 @@ pub struct Embed {
 pub struct Select {
     /// The retrieval, the same for all shards.
     pub retrieve: Retrieve,
-    /// Requests the number of items that is certain to suffice for the merge, instead of the number that most likely suffices.
+    /// Requests as many items as the merge may need at most, instead of the number that most likely suffices.
     pub all: bool,
-    /// Probes more lists if the shard finds too few items, because the lists chosen for all shards hold fewer items
-    /// than the results.
+    /// Probes more lists. Set in a second call if the lists that were probed on all shards hold too few eligible items
+    /// for the results.
     pub further: bool,
-    /// Also ranks the selected items in the same call if that is likely to pay off ([`RankedAhead`]). If most of these items remain
-    /// candidates of all shards, no [`Rerank`] call is needed.
+    /// Also ranks the selected items in the same call if few of them are likely to be ranked in vain
+    /// ([`RankedAhead`]). If most of these items remain candidates of all shards, no [`Rerank`] call is needed.
     pub ahead: bool,
 }
 
@@ -300,7 +301,8 @@ impl Retrieve {
         }
     }
 
-    /// Returns the number of results below which a search does not end while unscanned lists may hold eligible items.
+    /// Returns the minimum number of results, below which a search continues while unscanned lists may hold eligible
+    /// items.
     pub fn least(&self) -> usize {
         self.least.map_or(self.k, |least| least.max(self.k))
     }
@@ -322,7 +324,8 @@ pub struct StepReport {
 /// Choice of the number of probed lists.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Probes {
-    /// Number of lists to probe (nprobe). A filter whose items lie in low-ranked lists may raise it.
+    /// Number of lists to probe (nprobe). If the passing items of a filter lie in low-ranked lists, more lists may be
+    /// probed.
     pub probes: usize,
     /// Recall target of the request or the model, if there was one.
     pub target: Option<f64>,
@@ -358,9 +361,11 @@ pub struct Explain {
     pub returned: u64,
     /// Name of the CPU kernels in use.
     pub kernel: &'static str,
-    /// Deviation of the GPU from the request, and its reason: the CPU answered instead, or another row format was scanned.
+    /// Difference between the request and what the GPU did, with the reason: the CPU answered instead, or another row
+    /// format was scanned.
     pub note: Option<String>,
-    /// One report per query if the user has several. All other counts are then sums; `candidates` counts the merged candidates.
+    /// One report per query if the user has several queries. In that case all other counts are sums; `candidates`
+    /// counts the merged candidates.
     pub queries: Vec<QueryReport>,
 }
 
@@ -453,13 +458,14 @@ pub struct Selected {
     /// Ids of the items.
     #[serde(with = "packed::numbers")]
     pub ids: Vec<ItemId>,
-    /// Scores that selected the items: of the quantized vectors, or of the rows if these were read directly. Ties by id.
+    /// Scores by which the items were selected: of the quantized vectors, or of the rows if these were read directly.
+    /// Ties by id.
     #[serde(with = "packed::numbers")]
     pub codes: Vec<f32>,
     /// Retrieval scores of the items.
     #[serde(with = "packed::numbers")]
     pub scores: Vec<f32>,
-    /// True if the list has all items that the shard examined. Otherwise every omitted item scores worse than the last
+    /// True if the list has all items that the shard examined. If false, every omitted item scores worse than the last
     /// listed one.
     pub is_all: bool,
     /// True if the shard could find more items by probing more lists.

@@ -30,7 +30,7 @@ mod tests {
         let draws = Sampler::default();
         let drawn = |share: f64| (0..10_000).filter(|_| draws.draw(share)).count();
         assert_eq!((drawn(0.0), drawn(-1.0), drawn(1.0), drawn(3.0)), (0, 0, 10_000, 10_000));
-        // Six standard deviations of 43.
+        // 2,500 are expected; the bounds are six standard deviations of 43 away.
         assert!((2240..=2760).contains(&drawn(0.25)));
     }
 }

@@ -203,7 +203,7 @@ mod tests {
             let room = std::hint::black_box([left as u8; 1 << 10]);
             if left == 0 { room[0] } else { depth(left - 1).wrapping_add(std::hint::black_box(room)[1 << 9]) }
         }
-        // 4 MB at least; a thread has 2 by default.
+        // Uses at least 4 MB of stack; the default of a thread is 2 MB.
         GRAPH.start(|| depth(4 << 10)).unwrap().join().unwrap();
     }
 

@@ -3,13 +3,15 @@
 //! One writer thread takes all waiting appends, writes them together, syncs once and then calls their callbacks (group commit). A
 //! sync takes milliseconds for any number of bytes, so a thousand writers wait no longer than one.
 //!
-//! - **Full disk.** The partial write is truncated, its writers get an error, and later writes may succeed.
-//! - **Failed sync.** After a failed sync or write it is uncertain which records are durable: the kernel drops the unwritten pages,
-//!   and a second sync would succeed without them (Rebello et al., "Can Applications Recover from fsync Failures?", ATC 2020). The
-//!   log rejects appends until the log is reopened; reopening reads the actual contents of the files.
-//! - **Files changed by others.** At each commit, and once per second, the writer checks that a restart would find the files that
-//!   it has written. If the last file is missing, appends are rejected until that file is back. The last position is recorded
-//!   outside of the log's folder (`mark`), so that a restart can distinguish a missing end from records that were never written.
+//! - **Full disk**: the partial write is truncated, its writers get an error, and later writes may succeed.
+//! - **Failed sync**: after a failed sync or write it is uncertain which records are durable. The kernel drops the
+//!   unwritten pages, and a second sync would succeed without them (Rebello et al., "Can Applications Recover from
+//!   fsync Failures?", ATC 2020). The log rejects appends until the log is reopened; reopening reads the actual
+//!   contents of the files.
+//! - **Files changed by others**: at each commit, and once per second, the writer checks that a restart would find the
+//!   files that it has written. If the last file is missing, appends are rejected until that file is back. The last
+//!   position is recorded outside of the log's folder (`mark`), so that a restart can distinguish a missing end from
+//!   records that were never written.
 
 use std::fs::File;
 use std::io::{Error as IoError, ErrorKind};
@@ -188,8 +190,8 @@ impl Journal for Log {
 
     fn release(&self, position: u64) -> Result<()> {
         may_block();
-        // Removes the oldest segment first, and forgets a segment only after its removal is durable: after an error the known
-        // segments are still consecutive, and the next call continues.
+        // Removes the oldest segment first, and forgets a segment only after its removal is durable. After an error the
+        // known segments are therefore still consecutive, and the next call continues.
         loop {
             let segment = {
                 let mut state = self.shared.lock();
@@ -373,7 +375,7 @@ impl Writer {
         }
     }
 
-    /// Appends one request together with all that are waiting.
+    /// Commits an append together with all appends that are waiting.
     fn take(&mut self, first: (Append, Done), arrivals: &Receiver<(Append, Done)>) {
         let size = |(append, _): &(Append, Done)| append.records.iter().map(Vec::len).sum::<usize>();
         let mut bytes = size(&first);
@@ -387,7 +389,8 @@ impl Writer {
         self.commit(taken);
     }
 
-    /// Checks that a restart would find everything that was written. A missing file is thus reported before the next restart.
+    /// Checks that a restart would find everything that was written, so that a missing file is reported before a
+    /// restart.
     fn look(&mut self) {
         if self.fatal.is_some() {
             return;

@@ -72,7 +72,7 @@ impl Cursor {
             Ok(first) if first == segment.first => {}
             Ok(first) => {
                 return Err(Error::corrupt(format!(
-                    "{}: its header names first position {first}, expected the one in the file name",
+                    "{}: the header begins at position {first}, expected the position in the file name",
                     path.display()
                 )));
             }
@@ -167,7 +167,7 @@ impl Cursor {
 fn synced_later(rest: &[u8], position: u64) -> Option<u64> {
     let most = position.saturating_add((rest.len() / HEAD_BYTES) as u64);
     (0..rest.len().saturating_sub(HEAD_BYTES)).find_map(|at| {
-        // At most offsets there is no record head: the position field alone rules that out.
+        // At most offsets, the number in the place of the position is out of range, so no record head begins there.
         let named = rest[at + 8..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
         let head = (named > position && named <= most).then(|| Head::read(&rest[at..])).flatten()?;
         let payload = rest[at + HEAD_BYTES..].get(..head.length.min(PAYLOAD_BYTES_MAX))?;

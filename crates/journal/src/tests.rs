@@ -1,4 +1,4 @@
-//! Tests of a log's guarantees: order, durability, and clear errors when the disk breaks its own.
+//! Tests of a log's guarantees: order, durability, and clear errors when the disk violates its own guarantees.
 
 #![allow(clippy::unwrap_used)]
 
@@ -429,7 +429,7 @@ fn every_failed_write_or_sync_loses_nothing_that_was_acknowledged() {
         }
         disk.mended.store(1, Ordering::Relaxed);
         let next = append(&log, &[b"mended"]);
-        // Lack of space for a new segment is only lack of space, and so is a segment that could not be created: nothing was
+        // If there is no space for a new segment, or the segment could not be created, the log recovers: nothing was
         // written that could be lost.
         let may_mend = refused
             .iter()
@@ -561,7 +561,7 @@ fn a_failed_release_is_resumed_and_leaves_no_gap() {
     log.release(30).unwrap();
     let first = log.first();
     assert!((20..=31).contains(&first), "{first}");
-    // A segment that cannot be removed: the segments after it stay as well.
+    // A segment that cannot be removed, so that the segments after it are not removed either.
     let path = folder.path().join(names.iter().find(|name| name.starts_with(&format!("{first:020}"))).unwrap());
     let aside = folder.path().join("aside");
     std::fs::rename(&path, &aside).unwrap();
@@ -611,7 +611,7 @@ fn a_flipped_bit_is_no_torn_write_though_the_record_holds_an_empty_sector() {
     drop(log);
     let path = root.path().join("log").join(files(&root.path().join("log")).into_keys().next().unwrap());
     let whole = std::fs::read(&path).unwrap();
-    // In the first record of the last commit, and in its last one.
+    // Damages the first record of the last commit, and then its last record.
     for at in [32 + (32 + payload(1).len()) + 32 + 2, whole.len() - 2048 + 2] {
         let mut flipped = whole.clone();
         flipped[at] ^= 4;

@@ -79,7 +79,7 @@ impl Mark {
         let file = File::options().write(true).create(true).truncate(false).open(&self.path)?;
         file.set_len(BYTES as u64)?;
         file.sync_all()?;
-        // The folder of the file may be new as well.
+        // The folder of the file may be new as well, so its parent folder is synced too.
         self.path.ancestors().skip(1).take(2).try_for_each(files::sync_folder)?;
         Ok(file)
     }

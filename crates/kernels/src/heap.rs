@@ -1,8 +1,8 @@
-//! Returns to the system the heap memory that a few expensive requests needed.
+//! Returns free heap memory to the system after expensive requests.
 //!
 //! Each thread has its own heap, which retains freed memory until the thread frees or allocates again. A thread that
-//! becomes idle after a burst would retain freed memory forever. So the end of an expensive request is announced, and
-//! each idle thread checks for an announcement.
+//! becomes idle after a burst would retain freed memory forever. So an expensive request announces its end, and each
+//! idle thread polls for announcements.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -38,7 +38,7 @@ impl<'a> Group<'a> {
     fn limit(&self, root: &Path, mounts: &str) -> Option<u64> {
         let (mounted, at) = mounts.lines().find_map(|line| self.mount(line))?;
         let top = root.join(at.trim_start_matches('/'));
-        // A container may see its cgroup as the root, or by a path that is not mounted in the container.
+        // A container may see its cgroup as the root, or under a path that is not mounted in the container.
         let below = Path::new(self.path).strip_prefix(mounted).unwrap_or(Path::new(""));
         let is_inside = below.components().all(|part| matches!(part, std::path::Component::Normal(_)));
         let own: PathBuf = if is_inside { top.join(below) } else { top.clone() };

@@ -1,4 +1,4 @@
-//! Amount of memory, prefetches, and a loop that only reads scattered rows: the upper bound that lookups are measured against.
+//! Amount of memory, prefetches, and a loop that only reads scattered rows: its speed is the upper bound for lookups.
 
 use super::limit;
 
@@ -91,7 +91,7 @@ unsafe fn fold_avx512(bytes: &[u8], row_bytes: usize, ids: &[i64], ahead: usize)
         for line in others {
             sum = _mm512_xor_si512(sum, load(line));
         }
-        // Word by word: a masked load would fetch the next cache line past the row.
+        // Reads single words: a masked load would fetch the next cache line past the row.
         rest = words_of(tail).fold(rest, |all, word| all ^ word);
     }
     let mut words = [0u64; 8];

@@ -1,4 +1,4 @@
-//! Thread priorities, for when threads want more cores than there are.
+//! Thread priorities, for machines on which more threads are runnable than there are cores.
 
 use std::cell::Cell;
 use std::panic::resume_unwind;
@@ -11,24 +11,25 @@ use sterling_core::tasks::Task;
 
 /// Maximum niceness: lowest priority.
 const LAST: i32 = 19;
-/// Niceness of [`Background::Steady`]: background work gets a thirtieth of a core that a pass wants too.
+/// Niceness of [`Background::Steady`]: such a thread gets a thirtieth of a core that it shares with a pass.
 const LOW: i32 = 15;
-/// Niceness of [`Background::Raised`] with a small and a large backlog: a tenth and a quarter of a core that another thread wants
-/// too.
+/// Niceness of [`Background::Raised`] with a small and with a large backlog: such a thread gets a tenth and a quarter
+/// of a core that it shares with another thread.
 const RAISED: (i32, i32) = (10, 5);
 
 /// Time that a thread of [`Background::Last`] runs before it yields its core, and the duration of that pause.
 const YIELD_TIME: (Duration, Duration) = (Duration::from_millis(1), Duration::from_micros(100));
 
-/// Work is starved if it got less than this share of a core over this time in which it was runnable.
+/// Work is starved if its thread got less than this share of a core during this time of being runnable.
 const STARVED: (f64, Duration) = (0.05, Duration::from_secs(3));
-/// Interval of starvation checks: each reads a file that the system generates.
+/// Interval of starvation checks, each of which reads a file that the system generates.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 thread_local! {
     /// Time of this thread's last pause, if its priority is [`Background::Last`] or [`Background::Raised`].
     static SINCE: Cell<Option<Instant>> = const { Cell::new(None) };
-    /// CPU time at the last share computation, and time of the last check, if starvation ends this thread's work.
+    /// CPU time at the last computation of the share, and time of the last check; only for threads whose work ends if
+    /// starved.
     static BEFORE: Cell<Option<(ThreadTimes, Instant)>> = const { Cell::new(None) };
 }
 
@@ -66,9 +67,10 @@ impl ThreadTimes {
 pub enum Background {
     /// Low priority, but progresses under any load.
     Steady,
-    /// Runs only on idle cores, and pauses briefly in [`breathe`]. Linux's scheduler treats a core that runs only such a thread
-    /// as idle, and wakes other threads on it; a thread that is merely nice would make them wait for a core. If threads that
-    /// never sleep occupy all cores, a thread of this priority waits for them.
+    /// Runs only on idle cores, and pauses briefly in [`breathe`]. Linux's scheduler treats a core that runs only such
+    /// a thread as idle, and wakes other threads on this core. Behind a thread that only has a high niceness, these
+    /// threads would wait for a core. If threads that never sleep occupy all cores, a thread of this priority waits for
+    /// them.
     Last,
     /// Progresses under any load with a larger share of a core than [`Background::Steady`], and an even larger one if
     /// `much`. This level pauses briefly, like [`Background::Last`].
@@ -79,7 +81,7 @@ pub enum Background {
 }
 
 impl Background {
-    /// Applies this priority to the calling thread and to threads that it starts later. This cannot be undone. If the
+    /// Applies this priority to the calling thread and to threads that it starts later, for good. If the
     /// system denies the priority, nothing changes.
     pub fn take(self) {
         match self {
@@ -95,8 +97,8 @@ impl Background {
         }
     }
 
-    /// Returns a pool of [`Background::Last`] threads whose work ends with a panic of [`Starved`], in [`breathe`], if the
-    /// work is starved of CPU time: a thread without privileges cannot raise its own priority again.
+    /// Returns a pool of [`Background::Last`] threads. If their work is starved of CPU time, it ends in [`breathe`]
+    /// with a panic of [`Starved`], because a thread without privileges cannot raise its own priority again.
     ///
     /// # Errors
     /// `Io` if threads cannot be started.
@@ -162,7 +164,7 @@ pub fn breathe() {
 /// Lowers the priority of the calling thread, and of threads that it starts later, to a niceness of up to 19. If the system
 /// denies the niceness, nothing changes.
 pub fn lower(niceness: i32) {
-    // Linux has per-thread priorities; elsewhere this would change the complete process.
+    // Linux has per-thread priorities; other systems would change the priority of the complete process.
     #[cfg(target_os = "linux")]
     let _ = rustix::process::setpriority_process(None, niceness);
     #[cfg(not(target_os = "linux"))]

@@ -9,7 +9,8 @@ use super::window::{Both, Counts, STEPS, step_of, time_of};
 const DOUBT: f64 = 20.0;
 /// Latency differences below this are ignored.
 const SLACK: Duration = Duration::from_millis(1);
-/// Latency quantiles are compared from the active version's median on: at most this fraction of its requests is slower.
+/// Latency is compared only at times that at most this fraction of the active version's requests exceed: from its
+/// median on.
 const SLOWER_MAX: f64 = 0.5;
 /// Number of bisection steps per bound, for a precision of 1e-9.
 const HALVINGS: usize = 30;
@@ -61,8 +62,8 @@ impl Mean {
         if self.count == 0 { 0.0 } else { (self.sum / self.count as f64).clamp(0.0, 1.0) }
     }
 
-    /// Returns the Chernoff exponent: the probability of this mean, or one farther away, is at most e^-result if the true mean is
-    /// `at`.
+    /// Returns the Chernoff exponent for the true mean `at`: with that true mean, a measured mean as far away as this
+    /// one has a probability of at most e^-result.
     fn chernoff_exponent(self, at: f64) -> f64 {
         let mean = self.value();
         let part = |p: f64, q: f64| if p <= 0.0 { 0.0 } else { p * (p / q).ln() };
@@ -94,7 +95,7 @@ impl Mean {
     }
 }
 
-/// Returns the mean over the canary's key groups, except the group with the worst value.
+/// Returns the mean over the canary's key groups without the group whose value is the worst.
 fn without_worst(groups: &[Counts], read: impl Fn(&Counts) -> (f64, u64)) -> Mean {
     let worst = groups.iter().map(&read).enumerate().max_by(|(_, a), (_, b)| a.0.total_cmp(&b.0));
     let worst = worst.map(|(place, _)| place);
@@ -130,7 +131,8 @@ pub(super) fn verdict(both: &Both, margins: &CanaryMargins) -> Option<Verdict> {
 fn reported(what: &str, canary: Mean, active: Mean) -> String {
     let percent = |share: f64| share * 100.0;
     format!(
-        "{what}: {:.2} % of {} on the canary (at least {:.2} %), {:.2} % of {} on the active version (at most {:.2} %)",
+        "{what}: {:.2} % of {} on the canary (lower bound {:.2} %), {:.2} % of {} on the active version \
+         (upper bound {:.2} %)",
         percent(canary.value()),
         canary.count,
         percent(canary.least()),
@@ -167,7 +169,7 @@ fn slower(active: &Counts, canary: &[Counts], factor: f64) -> Option<Verdict> {
         (canary.least() > active.most()).then(|| {
             let ms = |step: usize| time_of(step).as_secs_f64() * 1e3;
             let what = format!(
-                "requests of at least {:.2} ms on the canary, of at least {:.2} ms on the active version",
+                "requests that took {:.2} ms or more on the canary, {:.2} ms or more on the active version",
                 ms(long),
                 ms(step)
             );
@@ -197,7 +199,7 @@ mod tests {
             assert!(least == 0.0 || mean.chernoff_exponent(least) >= DOUBT - 1e-3, "{mean:?}: {least}");
             assert!(most == 1.0 || mean.chernoff_exponent(most) >= DOUBT - 1e-3, "{mean:?}: {most}");
         }
-        // Of n requests all fail: lower bound e^(-20/n); none fail: the mirrored upper bound.
+        // If all of n requests fail, the lower bound is e^(-20/n); if none fails, the upper bound is 1 - e^(-20/n).
         assert!((Mean::of(50.0, 50).least() - (-20.0_f64 / 50.0).exp()).abs() < 1e-6);
         assert!((Mean::of(0.0, 50).most() - 1.0 + (-20.0_f64 / 50.0).exp()).abs() < 1e-6);
         assert_eq!((Mean::of(0.0, 0).least(), Mean::of(0.0, 0).most()), (0.0, 1.0));

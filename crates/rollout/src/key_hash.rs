@@ -62,7 +62,8 @@ mod tests {
         };
         assert!((850..1150).contains(&both(seed("shop", 8), seed("shop", 9))));
         assert!((850..1150).contains(&both(seed("shop", 8), seed("shoq", 8))));
-        // Servers of all releases must divide keys alike; values from another implementation of XXH3.
+        // Servers of all releases must divide keys in the same way; the expected values come from another
+        // implementation of XXH3.
         assert_eq!(KeyHash::of(b"user-1", seed("shop", 8)), KeyHash(0x81a1_ff2e_9cc2_33fc));
     }
 }

@@ -13,8 +13,8 @@ use super::watch::{BothSeen, Side, Watch};
 use sterling_core::locks::locked;
 use sterling_core::sampler::Sampler;
 
-/// An active canary and its measurements. The record is replaced if a version or the setting changes, because measurements of
-/// other files or another setting do not count.
+/// An active canary and its measurements. If a version or the setting changes, a new record replaces this one, because
+/// measurements of other files or of another setting do not count.
 pub struct CanaryRun {
     model: String,
     version: u64,
@@ -48,7 +48,7 @@ impl SideMeters {
 }
 
 impl CanaryRun {
-    /// Starts a canary of a model next to the active version with this number and digest.
+    /// Starts a canary of a model. The active version, with which it is compared, has the given number and digest.
     pub fn new(setting: &Canary, (model, version): (&str, u64), active: (u64, &str)) -> Self {
         gauge!("sterling_canary_share", "model" => model.to_owned()).set(setting.share);
         CanaryRun {
@@ -66,7 +66,7 @@ impl CanaryRun {
         }
     }
 
-    /// Returns whether the rollout has this setting and this active version.
+    /// Returns true if this run has this setting and compares the canary with this active version.
     pub fn is_of(&self, setting: &Canary, active: (u64, &str)) -> bool {
         self.setting == *setting && (self.active.0, self.active.1.as_str()) == active
     }
@@ -76,7 +76,7 @@ impl CanaryRun {
         self.version
     }
 
-    /// Returns the key that pins requests to a version.
+    /// Returns the source of a request's sticky key, which decides the version that answers.
     pub fn sticky(&self) -> &Sticky {
         &self.setting.sticky
     }
@@ -97,7 +97,8 @@ impl CanaryRun {
         (place, if place.is_within(self.share()) { Side::Canary } else { Side::Active })
     }
 
-    /// Returns the factor on the audit rate of a side that gives both sides the same number of audits.
+    /// Returns the factor by which the audit rate of a version is multiplied, so that both versions get equally many
+    /// audits.
     pub fn audited_times(&self, side: Side) -> f64 {
         let share = match side {
             Side::Canary => self.setting.share,
@@ -106,7 +107,7 @@ impl CanaryRun {
         ((1.0 - share) / share.max(f64::MIN_POSITIVE)).max(1.0)
     }
 
-    /// Records a completed request; `took` is the latency of its answer, or `None` for a failed request.
+    /// Records a completed request; `took` is the time to its answer, or `None` for a failed request.
     pub fn ended(&self, by: (KeyHash, Side), took: Option<Duration>) {
         locked(&self.watch).ended(self.began.elapsed(), by, took);
         let meters = &self.meters[usize::from(by.1 == Side::Canary)];
@@ -134,8 +135,8 @@ impl CanaryRun {
         locked(&self.verdict).clone()
     }
 
-    /// Tests the canary if the last test was at least `every` ago. With `automatic`, a canary that is worse is stopped on this
-    /// server.
+    /// Tests the canary if the last test was at least `every` ago. If the setting is `automatic` and the canary is
+    /// worse, stops the canary on this server.
     pub fn judge(&self, every: Duration) {
         let now = self.began.elapsed();
         let judged = Duration::from_micros(self.judged.load(Ordering::Relaxed));
@@ -157,7 +158,7 @@ impl CanaryRun {
         }
     }
 
-    /// Sets the metric of the canary's share to 0, because the canary has ended.
+    /// Sets the metric of the canary's share to 0; called when the canary has ended.
     pub fn end(&self) {
         gauge!("sterling_canary_share", "model" => self.model.clone()).set(0.0);
     }

@@ -14,7 +14,7 @@ use super::*;
 #[derive(Clone, Copy, Debug)]
 struct Version {
     errors: f64,
-    /// Median latency in milliseconds, and spread of its logarithm.
+    /// Median latency in milliseconds, and the standard deviation of its logarithm.
     ms: (f64, f64),
     recall: f64,
 }
@@ -119,7 +119,7 @@ fn a_worse_canary_is_always_detected() {
         (0.01, Version { errors: 0.5, ..GOOD }, WorseMetric::Errors, 180),
         (0.05, Version { ms: (40.0, 0.6), ..GOOD }, WorseMetric::Latency, 60),
         (0.1, Version { ms: (12.0, 0.6), ..GOOD }, WorseMetric::Latency, 120),
-        // As fast as the other for most requests.
+        // As fast as the active version for most requests, but slower in the tail.
         (0.2, Version { ms: (4.0, 1.8), ..GOOD }, WorseMetric::Latency, 300),
         (0.5, Version { recall: 0.6, ..GOOD }, WorseMetric::Recall, 400),
         (0.5, Version { recall: 0.75, ..GOOD }, WorseMetric::Recall, 600),
@@ -149,13 +149,13 @@ fn no_single_user_decides() {
             let took = Duration::from_millis(5);
             watch.ended(now, (*place, side), (user != bad).then_some(took));
         }
-        // It sends as many requests as all other users together.
+        // This user sends as many requests as all other users together.
         (0..200).for_each(|_| watch.ended(now, (users[bad], Side::Canary), None));
         assert_eq!(watch.judge(now), None);
     }
     let seen = watch.observed(Duration::from_secs(100));
     assert!(seen.canary.errors > 40_000 && seen.active.errors == 0, "{seen:?}");
-    // Failures of many users do count.
+    // Failures of many users are detected.
     for user in &users {
         (0..20).for_each(|_| watch.ended(Duration::from_secs(100), (*user, Side::Canary), None));
     }

@@ -7,7 +7,7 @@ use super::key_hash::KeyHash;
 use super::setting::Canary;
 use super::window::{Counts, Window, step_of};
 
-/// One of the two versions.
+/// One of the two versions of a rollout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// The version that answers by default.
@@ -62,7 +62,7 @@ pub struct BothSeen {
     pub canary: SideSeen,
 }
 
-/// Measurements of both versions, and the test over them. Times are relative to the start of the canary.
+/// Measurements of both versions, and the test that compares them. Times are relative to the start of the canary.
 #[derive(Debug)]
 pub(super) struct Watch {
     setting: Canary,

@@ -103,7 +103,7 @@ impl Window {
     /// Returns the counters of the slice at a time.
     pub(super) fn now(&mut self, now: Duration) -> &mut Both {
         let number = self.number(now);
-        // The thread with the later time may get here before the thread with the earlier time.
+        // The thread with the later time may enter the critical section before the thread with the earlier time.
         if self.slices.back().is_none_or(|(last, _)| *last < number) {
             while self.slices.front().is_some_and(|(first, _)| first + u64::from(SLICES) <= number) {
                 self.slices.pop_front();

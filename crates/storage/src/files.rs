@@ -3,9 +3,9 @@
 //! A [`TensorFile`] collects named tensors and writes them in the safetensors format
 //! (<https://github.com/huggingface/safetensors#format>): 8 bytes of header length, a JSON header, then the data. The header is
 //! padded with spaces so that the data starts at a multiple of 64 bytes. Tensors whose length is a multiple of 64 bytes come first
-//! and are aligned to a cache line. The other tensors follow by falling element size, so that each is aligned to its elements. A
-//! tensor that is computed in chunks is reserved first and written into the file later ([`TensorWriter`]). [`Tensors`] maps such
-//! a file and returns typed views.
+//! and are aligned to a cache line. The other tensors follow in descending order of element size, so that each is
+//! aligned to its elements. A tensor that is computed in chunks is reserved first and written into the file later
+//! ([`TensorWriter`]). [`Tensors`] maps such a file and returns typed views.
 
 mod checksum;
 mod unchanged;
@@ -166,7 +166,7 @@ impl<'a> TensorFile<'a> {
     /// Writes the file and calls `fill` to write the values of reserved tensors. The file is read again for its checksum.
     ///
     /// # Errors
-    /// `Io` with the path; errors of `fill`. No file remains in either case.
+    /// `Io` with the path; errors of `fill`. If writing fails, no file remains.
     pub fn write_filled(
         &self,
         path: &Path,
@@ -181,7 +181,7 @@ impl<'a> TensorFile<'a> {
         })
     }
 
-    /// Builds the file in memory and opens it there. `name` stands for the path in errors.
+    /// Builds the file in memory and opens it there. Errors use `name` in place of a path.
     ///
     /// # Errors
     /// `Overloaded` if the memory cannot be allocated.

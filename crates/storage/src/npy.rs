@@ -68,7 +68,7 @@ fn header(file: &mut ForeignFile, left: &mut usize) -> Result<Header> {
     }
 }
 
-/// File whose header was read.
+/// Open file whose header was read; the numbers follow.
 struct Body {
     file: ForeignFile,
     header: Header,

@@ -116,7 +116,7 @@ impl RowStore<'static> {
         Ok(RowStore { source: Source::Memory(Cow::Owned(values)), rows, cols })
     }
 
-    /// Creates a matrix of all numbers of a file from the byte `start` on; `name` stands for the file in errors.
+    /// Creates a matrix of all numbers of a file from the byte `start` on; errors call the file `name`.
     ///
     /// # Errors
     /// `Invalid` if the length of the file does not match.
@@ -315,7 +315,7 @@ impl Spill {
         Spill { left: Arc::new(AtomicU64::new(memory_bytes)), folder: folder.into(), others: u64::MAX }
     }
 
-    /// Sets a separate limit for data that accompanies the matrices and always stays in memory.
+    /// Sets a separate limit for data that accompanies the matrices (ids, columns) and always stays in memory.
     #[must_use]
     pub fn with_others(self, bytes: u64) -> Self {
         Spill { others: bytes, ..self }
@@ -420,7 +420,7 @@ fn create_unlinked_file(folder: &Path) -> std::io::Result<File> {
 }
 
 fn unwritten(folder: &Path, e: std::io::Error) -> Error {
-    Error::io(format!("{}: temporary file of vectors", folder.display()), e)
+    Error::io(format!("{}: the temporary file of vectors cannot be written", folder.display()), e)
 }
 
 #[cfg(test)]
@@ -501,7 +501,7 @@ mod tests {
         // A full device, and a folder that cannot be created.
         let full = |e: ErrorKind| unwritten(Path::new("here"), e.into());
         assert_eq!(full(ErrorKind::StorageFull).kind(), Kind::NoSpace);
-        assert!(full(ErrorKind::StorageFull).to_string().starts_with("here: temporary file of vectors"));
+        assert!(full(ErrorKind::StorageFull).to_string().starts_with("here: the temporary file of vectors"));
         assert_eq!(full(ErrorKind::PermissionDenied).kind(), Kind::Io);
         let file = tempfile::NamedTempFile::new().unwrap();
         let mut writer = RowWriter::new(2, Spill::new(4, file.path().join("below a file")));

@@ -1,10 +1,9 @@
 //! Logs to stderr and the metrics of `/metrics`.
 //!
-//! Times are in seconds, sizes in bytes. Histograms have fixed buckets (`SECONDS`, `COUNTS`), so those of several
 //! Times are in seconds, sizes in bytes. Histograms have fixed buckets (`SECONDS`, `COUNTS`), so the histograms of
-//! several servers can be summed. Recorded values are buffered until they are sorted into buckets: at each scrape, and
-//! by the server several times per second ([`sort_in`]), so that memory stays bounded without a scraper. `catalogue`
-//! lists all metrics in code, `docs/reference/metrics.md` for readers.
+//! several servers can be summed. Recorded values are buffered until [`sort_in`] sorts them into buckets. Sorting
+//! happens at each scrape, and several times per second in a server, so that memory stays bounded without a scraper.
+//! The module `catalogue` lists all metrics; `docs/reference/metrics.md` is generated from it.
 //!
 //! ```
 //! metrics::with_local_recorder(&metrics::NoopRecorder, || metrics::counter!("sterling_example_total").increment(1));
@@ -61,7 +60,7 @@ pub fn start_logs(json: bool) {
         filtered.with(lines.fmt_fields(OneLine(DefaultFields::new()))).try_init()
     };
     if let Some(why) = invalid {
-        tracing::warn!("STERLING_LOG: {why}; logging `{FILTER}`");
+        tracing::warn!("STERLING_LOG: {why}; using `{FILTER}`");
     }
 }
 
@@ -81,8 +80,9 @@ fn filter(text: &str) -> std::result::Result<Targets, String> {
     }
 }
 
-/// Formats the message and fields of an event on one line of the text log. Clients control some of the fields (names, reasons). A
-/// line break in them could forge a log line, and an escape sequence would reach the operator's terminal.
+/// Formats the message and fields of an event on one line of the text log. Clients control some of the fields (names,
+/// reasons). A line break in such a field could forge a log line, and an escape sequence would reach the operator's
+/// terminal.
 struct OneLine(DefaultFields);
 
 impl<'w> FormatFields<'w> for OneLine {
@@ -107,7 +107,8 @@ pub fn metrics() -> &'static PrometheusHandle {
     HANDLE.get_or_init(|| {
         let recorder = recorder();
         let handle = recorder.handle();
-        // The call fails if a program that embeds this library has set its own recorder, which then receives the metrics.
+        // The call fails if a program that embeds this library has set its own recorder; that recorder then gets the
+        // metrics.
         let _ = metrics::set_global_recorder(recorder);
         catalogue::begin();
         process::begin();

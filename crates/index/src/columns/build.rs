@@ -125,7 +125,7 @@ pub fn encode(columns: &[ItemColumn], order: &[u32], file: &mut TensorFile<'_>) 
     file.add_json("columns", &declared)
 }
 
-/// Returns the sorted distinct values, and the rank of each input value.
+/// Returns the sorted distinct values, and for each input value its rank among them.
 pub(super) fn dictionary<T: Ord>(values: &[T]) -> (Vec<&T>, Vec<u32>) {
     let mut sorted: Vec<&T> = values.iter().collect();
     sorted.sort_unstable();

@@ -12,11 +12,12 @@ pub enum Cell<'a> {
     Texts(Vec<&'a str>),
 }
 
-/// Maximum length of an integer and of a float in an answer, each with a comma, in bytes.
+/// Maximum length of an integer and of a float in a JSON answer, each with a comma, in bytes.
 const INTEGER_BYTES: usize = 21;
 pub(super) const FLOAT_BYTES: usize = 26;
 
-/// Returns the length of a text in an answer if it needs no escapes: with quotes and a comma, or with an offset.
+/// Returns the bytes of a text in an answer if it needs no escapes: the text, and either quotes and a comma, or an
+/// offset.
 pub(super) const fn text_bytes(text_len: usize) -> usize {
     text_len + 4
 }

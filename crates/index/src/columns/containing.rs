@@ -33,7 +33,7 @@ impl Contains {
 }
 
 impl Column {
-    /// Matches each value of the dictionary, `[V]`; integers in decimal notation.
+    /// Matches `text` against each value of the dictionary, `[V]`; integers are matched in decimal notation.
     pub fn containing(&self, text: &str) -> Vec<Contains> {
         let of = |code: usize| match self.value(code as u32) {
             Cell::Text(value) => Contains::of(value, text),

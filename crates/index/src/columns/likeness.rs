@@ -7,8 +7,8 @@ use super::build::{ItemColumn, ItemValues, dictionary};
 use sterling_core::error::{Error, Result};
 
 /// Returns a sort key per item; items with equal attributes get equal keys. The columns named in `first` are the most
-/// significant, in that order. If it is empty, the filterable category columns are used, those with the fewest distinct values
-/// first. An item with several values counts by its most frequent one.
+/// significant, in that order. If `first` is empty, the filterable category columns are used, those with the fewest
+/// distinct values first. An item with several values counts by its most frequent one.
 ///
 /// # Errors
 /// `Invalid` if a name in `first` is not a filterable category column.
@@ -32,7 +32,7 @@ pub fn likeness(columns: &[ItemColumn], first: &[String], items: usize) -> Resul
     let mut free = u64::BITS;
     // A column without any values cannot distinguish items.
     for (_, ranks) in ranked.iter().filter(|(_, ranks)| ranks.distinct > 0) {
-        // One extra rank: items without a value come last.
+        // Items without a value have one extra rank, the last.
         let bits = u64::BITS - (ranks.distinct as u64).leading_zeros();
         if bits > free {
             break;

@@ -17,7 +17,7 @@ impl Threshold {
         };
         let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
         let (before, behind) = mantissa.split_once('.').unwrap_or((mantissa, ""));
-        // An exponent beyond 64 bits saturates: no text is long enough for digits that would compensate it.
+        // Exponents beyond 64 bits saturate: no text has enough digits to offset such an exponent.
         let huge = if exponent.starts_with('-') { i64::MIN } else { i64::MAX };
         let point = (before.len() as i64).saturating_add(exponent.parse().unwrap_or(huge));
         let (mut complete, mut is_whole) = (0i128, true);
@@ -28,7 +28,7 @@ impl Threshold {
                 is_whole &= digit == 0;
             }
         }
-        // Zeros added by the exponent; 39 of them exceed 128 bits.
+        // Number of zeros that the exponent appends to the digits; 39 zeros exceed 128 bits.
         let zeros = point.saturating_sub((before.len() + behind.len()) as i64).clamp(0, 39);
         let complete = (0..zeros).fold(complete, |complete, _| complete.saturating_mul(10));
         let floor = if is_negative { -complete - i128::from(!is_whole) } else { complete };

@@ -53,7 +53,7 @@ impl Value {
         }
     }
 
-    /// Converts to the representation that columns return.
+    /// Converts the value to the representation that columns return.
     pub fn cell(&self) -> Cell<'_> {
         match self {
             Value::Missing => Cell::Missing,
@@ -147,7 +147,7 @@ struct ColumnValues {
     values: Sparse<Value>,
     /// True if no slot ever had two values.
     is_single: bool,
-    /// Length of the largest values that a slot ever had, in bytes of an answer.
+    /// Maximum size that the values of a slot ever had in an answer, in bytes.
     cell_bytes: usize,
 }
 
@@ -188,7 +188,7 @@ impl Overlay {
         self.columns.get(column).is_none_or(|column| column.is_single)
     }
 
-    /// Returns the length of the largest values that a slot has, or ever had, in the column, as [`Cell::bytes`] counts it.
+    /// Returns the maximum size that the values of a slot ever had in the column, as [`Cell::bytes`] counts it.
     pub fn cell_bytes(&self, column: usize) -> usize {
         self.columns.get(column).map_or(0, |column| column.cell_bytes)
     }
@@ -198,7 +198,8 @@ impl Overlay {
         self.columns.get(column)?.values.get(slot)
     }
 
-    /// Returns the slots with updated values in a column among the 64 slots from `word * 64` on, as a bitmap, and these values.
+    /// Returns which of the 64 slots from `word * 64` on have updated values in a column, as a bitmap, and these
+    /// values.
     pub fn word(&self, column: usize, word: usize) -> (u64, &[Value]) {
         self.columns.get(column).map_or((0, &[]), |column| column.values.word(word))
     }

@@ -1,6 +1,6 @@
-//! Persistent sparse map from slots to values. Each page covers 64 slots and stores a bitmap with only the present values, in
-//! slot order (Bagwell, "Ideal Hash Trees", 2001). Clones share pages until one of them changes (copy-on-write), so readers keep
-//! their version while a writer goes on. A change copies one page and its node.
+//! Persistent sparse map from slots to values. Each page covers 64 slots and stores a bitmap with only the present
+//! values, in slot order (Bagwell, "Ideal Hash Trees", 2001). Clones share pages until one of them changes
+//! (copy-on-write), so readers keep their version while a writer makes changes. A change copies one page and its node.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use sterling_core::units::Slot;
 
 /// Slots per page: one bitmap word.
 const SLOTS: usize = u64::BITS as usize;
-/// Pages per node: 1 KiB, which a change of a shared node copies.
+/// Pages per node. A node has 1 KiB; a change of a shared node copies the node.
 const PAGES: usize = 128;
 
 #[derive(Clone, Debug)]
@@ -39,7 +39,7 @@ impl<T> Sparse<T> {
         self.len
     }
 
-    /// Returns the slots with a value among the 64 slots from `word * 64` on, as a bitmap, and their values.
+    /// Returns which of the 64 slots from `word * 64` on have a value, as a bitmap, and these values.
     pub(super) fn word(&self, word: usize) -> (u64, &[T]) {
         let node = self.nodes.get(word / PAGES).and_then(Option::as_ref);
         let page = node.and_then(|node| node[word % PAGES].as_ref());

@@ -34,7 +34,7 @@ impl Stacked {
         is_single && self.others.iter().all(|(_, columns)| columns.at(column).is_single())
     }
 
-    /// Returns the maximum length of the values of a slot of any segment in the column, in bytes of an answer.
+    /// Returns the maximum size of the values of a slot in the column over all segments, in bytes of an answer.
     pub fn cell_bytes(&self, column: usize) -> usize {
         let first = self.first.at(column).cell_bytes().max(self.overlay.cell_bytes(column));
         self.others.iter().map(|(_, columns)| columns.at(column).cell_bytes()).fold(first, usize::max)

@@ -80,8 +80,8 @@ pub enum Comparison {
 }
 
 impl Comparison {
-    /// Returns whether the comparison holds for all or no values between two ranks ([`Column::place`]); `None` if it holds
-    /// for some.
+    /// Returns true if the comparison holds for all values between two ranks ([`Column::place`]), false if it holds for
+    /// none, and `None` if it holds for some.
     pub fn over(&self, first: f64, last: f64) -> Option<bool> {
         let (all, any) = match self {
             Comparison::Codes(ranges) => {
@@ -249,7 +249,7 @@ impl Column {
         Ok(Column { cell_bytes, ..column })
     }
 
-    /// Computes [`Column::cell_bytes`] for a column with at most `most` values per slot.
+    /// Returns the maximum size of a slot's values in an answer, for a column with at most `most` values per slot.
     fn largest_cell(&self, most: usize) -> usize {
         let Values::Texts { offsets, .. } = &self.values else { return integer_bytes(most) };
         let of_code = |code: usize| text_bytes((offsets[code + 1] - offsets[code]) as usize);
@@ -443,8 +443,8 @@ impl Column {
         })
     }
 
-    /// Returns the test of overlay values for one of `values`: like [`Column::term`], but for values that the
-    /// dictionary may lack.
+    /// Returns a test for equality with one of `values`, for updated values in an overlay. Unlike [`Column::term`], it
+    /// works for values that are not in the dictionary.
     ///
     /// # Errors
     /// As [`Column::term`].
@@ -457,7 +457,7 @@ impl Column {
         }
     }
 
-    /// Returns the test of [`Column::comparison`] that applies to values of an overlay.
+    /// Returns the test of [`Column::comparison`] in the form for updated values in an overlay.
     ///
     /// # Errors
     /// As [`Column::comparison`].
@@ -571,7 +571,7 @@ fn evaluate_masked(values: &[f64], requested: u64, holds: impl Fn(f64) -> bool) 
 
 /// Returns the name that differs from `name` in the fewest letters, if these are at most a third of them.
 fn nearest<'n>(name: &str, known: &[&'n str]) -> Option<&'n str> {
-    // Longer names come from no typing error, and the time grows with the product of the lengths.
+    // Longer names are not typing errors, and take long: the time grows with the product of the lengths.
     const LETTERS_MAX: usize = 64;
     let wanted: Vec<char> = name.to_lowercase().chars().take(LETTERS_MAX).collect();
     let by_edits = known.iter().map(|near| (edits(&wanted, near), *near));

@@ -1,8 +1,8 @@
 //! Filter evaluation for items whose values were updated after the index was built.
 //!
 //! The bit planes still hold the old values of an updated item, so the item is evaluated again with its current values
-//! when the filter bitmap of its list is computed. A search pays only for the lists it probes. If the filter resolves
-//! to slots, all updated items are evaluated at once.
+//! when the filter bitmap of its list is computed. Only lists that a search probes are evaluated. If the filter
+//! resolves to a list of slots, all updated items are evaluated at once.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ const SLOTS: u32 = u64::BITS;
 /// Maximum number of sampled words for the estimate of how many updated items pass.
 const SAMPLED_MAX: usize = 256;
 
-/// Updated values, as one filter sees them.
+/// Updated values of the columns that one filter reads.
 #[derive(Clone, Debug)]
 pub(super) struct Changed {
     root: Node,
@@ -25,7 +25,7 @@ pub(super) struct Changed {
     columns: Vec<usize>,
 }
 
-/// Filter tree. Unlike the plan's tree, it keeps leaves that match no item of the snapshot.
+/// Filter tree that, unlike the plan's tree, keeps leaves that match no item of the snapshot.
 #[derive(Clone, Debug, PartialEq)]
 enum Node {
     All,

@@ -26,15 +26,15 @@ use crate::columns::{Columns, Comparison, Overlay, bits};
 use sterling_core::error::Result;
 use sterling_core::units::{ListId, Slot};
 
-/// Up to this number of items from posting lists may always be searched one by one.
+/// Number of posting-list items up to which a search always scores the items one by one instead of list by list.
 const POSTED_MIN: usize = 256;
-/// Time budget for computing the bitmaps of all lists in order to search the items one by one, in nanoseconds per list.
+/// Maximum time to compute the bitmaps of all lists so that the passing items can be scored one by one, in ns per list.
 const SWEEP_NS_PER_LIST: f64 = 40.0;
 /// Estimated cost of one test on one item, in nanoseconds.
 const TEST_NS: f64 = 5.0;
 /// Share of items up to which value counts approximate item counts, even if items may have several values.
 const COUNTED_SHARE_MAX: f64 = 0.05;
-/// Words evaluated at once if lists are visited in order; a stack entry is then 4 KiB.
+/// Number of 64-bit bitmap words evaluated at once if lists are visited in order; a stack entry is then 4 KiB.
 const AHEAD_WORDS: usize = 512;
 /// Number of consecutive lists after which the following lists are expected to be visited too.
 const IN_A_ROW_MIN: u32 = 3;
@@ -46,9 +46,9 @@ pub enum Route {
     All,
     /// No item is eligible.
     Nothing,
-    /// Exactly these slots are eligible, ascending; few of them.
+    /// Only these few slots are eligible, in ascending order.
     Slots(Vec<Slot>),
-    /// Evaluate [`Plan::words`] on the probed lists.
+    /// Eligible items are those in the filter bitmaps ([`Plan::words`]) of the probed lists.
     Words,
 }
 
@@ -65,11 +65,11 @@ pub struct Plan {
     /// Sample of filter bitmaps, if a sample was taken.
     sample: Sample,
     columns: Columns,
-    /// Maximum number of eligible items that are searched one by one, not in lists.
+    /// Maximum number of eligible items that are scored one by one instead of list by list.
     slots_max: usize,
     /// Updated items, for which planes and posting lists are outdated.
     changed: Option<Changed>,
-    /// Identifies the plan whose bitmaps a scratch holds.
+    /// Number of this plan, by which a scratch identifies the plan of its cached bitmaps.
     number: u64,
 }
 
@@ -85,7 +85,7 @@ pub struct Scratch {
     in_a_row: u32,
     /// Lists whose bitmaps are at the start of the stack.
     ahead: std::ops::Range<usize>,
-    /// Plan whose bitmaps are cached, the bitmaps in plane order, and the lists that are present.
+    /// Plan whose bitmaps are cached, the bitmaps in plane order, and the lists whose bitmaps are present.
     keeps: u64,
     pub(super) kept: Vec<u64>,
     has: Vec<bool>,
@@ -102,7 +102,8 @@ impl Scratch {
 }
 
 impl Plan {
-    /// Plans a filter for the columns and the index of a snapshot. Up to `slots_max` items are searched one by one, not in lists.
+    /// Plans a filter for the columns and the index of a snapshot. If at most `slots_max` items pass, they are scored
+    /// one by one.
     ///
     /// # Errors
     /// `Invalid` with the offset of the term, for unknown columns and tests that a column does not support.
@@ -237,7 +238,8 @@ impl Plan {
         self.pass_rate
     }
 
-    /// Returns the shares of items and lists that pass, from a sample: counts of terms do not show their correlations.
+    /// Returns the shares of items and of lists that pass, from a sample, because counts of terms do not show
+    /// correlations.
     pub fn passing(&self, index: &Index) -> PassingShares {
         match self.route {
             Route::All => PassingShares { items: 1.0, lists: 1.0 },
@@ -245,12 +247,12 @@ impl Plan {
         }
     }
 
-    /// Returns, of the items that pass the bitmaps, the share for which the filter holds, from a sample.
+    /// Returns the share of the items in the bitmaps that satisfy the filter, from a sample.
     pub fn holding(&self) -> f64 {
         self.sample.holding()
     }
 
-    /// Returns true if [`Plan::words`] is exact and not only an upper bound.
+    /// Returns true if [`Plan::words`] is exact, false if it is only an upper bound.
     pub fn is_exact(&self) -> bool {
         self.program.is_exact()
     }

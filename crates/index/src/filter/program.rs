@@ -2,8 +2,8 @@
 //!
 //! The stack holds bitmaps of consecutive lists. A leaf usually does not push: it narrows the bitmap on top (`Keep`,
 //! `DropPosted`, `Bloom`, `Number`, `Compare`). A conjunction of leaves is then a chain of flat loops over one bitmap, and leaves
-//! that test single items see only the items that cheaper leaves left. Every bitmap is 0 outside of the items, so negation is
-//! safe.
+//! that test single items see only the items that cheaper leaves left. Every bitmap is 0 in slots without an item,
+//! also after a negation.
 //!
 //! A posting list has few items, so its bitmap is built from zeros and pushed.
 
@@ -127,7 +127,7 @@ impl Program {
         program
     }
 
-    /// Returns true if the bitmap is exact and not only an upper bound.
+    /// Returns true if the bitmap is exact, false if it is only an upper bound.
     pub(super) fn is_exact(&self) -> bool {
         self.exact
     }
@@ -346,7 +346,8 @@ impl Compiler<'_> {
         };
         match (self.terms(question), question) {
             (Some(terms), _) if *negated => {
-                // Every term must be absent. Terms with only Bloom planes do not narrow the bitmap; verification handles them.
+                // In a negated test, every term must be absent. Terms with only Bloom planes do not narrow the bitmap;
+                // verification handles them.
                 for term in terms {
                     match self.index.held(term) {
                         TermStorage::Plane(plane) => self.emit(Step::Keep { plane, negated: true }),

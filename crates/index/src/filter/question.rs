@@ -57,8 +57,8 @@ pub(super) enum Node {
     Or(Vec<Node>),
 }
 
-/// Resolves the leaves of a filter. Parts that are always true or always false are removed. Equalities with several values of one
-/// column become one leaf, as if the filter had used `IN`.
+/// Resolves the leaves of a filter. Operands that are always true or always false are removed. Equalities with several
+/// values of one column become one leaf, as if the filter had used `IN`.
 pub(super) fn resolve(filter: &Canonical, columns: &Columns, index: &Index) -> Result<Node> {
     let all = |parts: &[Canonical]| parts.iter().map(|p| resolve(p, columns, index)).collect::<Result<Vec<_>>>();
     Ok(match filter {
@@ -111,8 +111,8 @@ fn as_terms(question: Question, leaf: &Leaf, columns: &Columns, index: &Index) -
     question
 }
 
-/// Merges the parts of an OR that test for terms of one column, and the parts of an AND that test for the absence of
-/// such terms.
+/// Merges the operands of an OR that test for terms of one column, and the operands of an AND that test for the absence
+/// of such terms.
 ///
 /// If no item has two values of a column, `x != 1 AND x != 2` equals `x != 1 AND NOT x:2`, and `NOT x != 1 OR NOT x !=
 /// 2` equals `NOT x != 1 OR x:2`. Only one comparison per column remains; the others become term tests.
@@ -138,7 +138,7 @@ fn join(parts: &mut Vec<Node>, is_and: bool, columns: &Columns, index: &Index) {
         terms.dedup();
         Node::Literal { question: Question::Terms { column, terms }, negated: is_and }
     });
-    // Parts are tested in order, and terms are the cheapest test.
+    // Operands are tested in order, and terms are the cheapest test.
     parts.splice(0..0, joined);
 }
 

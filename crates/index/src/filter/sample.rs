@@ -11,13 +11,13 @@ use super::program::Program;
 use crate::columns::{Columns, bits};
 use sterling_core::units::{ListId, Slot};
 
-/// Number of sampled lists; sampling stops at this number of items or at this cost in nanoseconds.
+/// Minimum and maximum number of sampled lists; between them, `ITEMS_ENOUGH` items or `NS_ENOUGH` nanoseconds suffice.
 const LISTS: RangeInclusive<usize> = 4..=64;
 const ITEMS_ENOUGH: f64 = 4096.0;
 const NS_ENOUGH: f64 = 5000.0;
-/// Number of items passing the bitmap that are verified, and the cost in nanoseconds that limits it.
+/// Minimum and maximum number of items from the bitmaps that are verified; between them, `NS_ENOUGH` limits the cost.
 const VERIFIED_ITEMS: RangeInclusive<usize> = 4..=32;
-/// If at least this number was expected to pass and none does, the filter's terms contradict each other.
+/// If at least this number was expected to pass and none does, the tests of the filter are taken to exclude each other.
 const EXPECTED_MIN: f64 = 8.0;
 
 /// Estimated shares that pass a filter.
@@ -54,7 +54,7 @@ impl Sample {
         let lists = ((items / items_a_list) as usize).clamp(*LISTS.start(), *LISTS.end()).min(index.lists());
         let (mut sample, mut stack, mut maybes) = (Sample::default(), Vec::new(), Vec::new());
         for n in 0..lists {
-            // The middle of each of `lists` equal intervals.
+            // The sampled list is in the middle of one of `lists` equal intervals.
             let list = (2 * n + 1) * index.lists() / (2 * lists);
             program.run(columns, index, list..list + 1, &mut stack);
             let list = ListId(list as u32);
@@ -89,7 +89,7 @@ impl Sample {
         PassingShares { items: share(self.passing, self.items), lists: share(self.lists_passing, self.lists) }
     }
 
-    /// Returns, of the items that pass the bitmap, the share for which the filter holds; 1 if no item was verified.
+    /// Returns the share of the items in the bitmaps that satisfy the filter; 1 if no item was verified.
     pub(super) fn holding(&self) -> f64 {
         if self.requested == 0 { 1.0 } else { self.holding as f64 / self.requested as f64 }
     }

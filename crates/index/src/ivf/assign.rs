@@ -19,17 +19,18 @@ const SAMPLED: usize = 1000;
 /// Tolerance of a centroid's length around 1 if lists were built for rows of one length.
 const UNIT_TOLERANCE: f32 = 1e-3;
 
-/// Minimum mean number of rows per list for rows to use the lists of the index: with fewer, blocks would be mostly padding.
+/// Minimum mean number of new rows per list for rows to use the lists of the index: with fewer, blocks would be mostly
+/// padding.
 const LISTED_MIN: usize = 2;
-/// Minimum number of strays (rows unlike those the lists were trained on) for several own lists: scanning fewer strays
-/// takes less time than the rest of a request.
+/// Minimum number of strays (rows unlike those the lists were trained on) that get several own lists instead of one:
+/// scanning fewer strays takes less time than the rest of a request.
 const RANKED_MIN: usize = 2048;
-/// Number of own lists per square root of their rows, as in a snapshot, and minimum rows per own list.
+/// Number of own lists per square root of the number of strays, as in a snapshot, and minimum rows per own list.
 const OWN_PER_ROOT: f64 = 4.0;
 const OWN_ROWS_MIN: usize = 32;
-/// The raise of an own list's score is this factor times the excess distance of its rows to their centroid over rows of
-/// the index, divided by √D. Rows of clusters differ mostly in few dimensions, and in these dimensions by more than the
-/// mean.
+/// Factor for the score raise of an own list (a list of strays): its rows' distance to their centroid beyond that of
+/// rows of the index, divided by √D, is multiplied by this factor. The factor exceeds 1 because the rows of a cluster
+/// differ mostly in few dimensions, and in these by more than the mean over all dimensions.
 const RAISE: f32 = 4.0;
 
 /// Assigns rows to lists as the build of the index did.
@@ -97,7 +98,7 @@ impl Assigner {
         CodedRow::of(vector, self.rescore)
     }
 
-    /// Returns the encoded row of a slot of the index, or of a segment with its row formats.
+    /// Returns the encoded row of a slot of the index, or of a segment with the same row formats.
     pub fn taken(&self, index: &Index, slot: Slot) -> CodedRow {
         CodedRow::read(index, slot, self.rescore)
     }
@@ -123,10 +124,10 @@ impl Assigner {
         from_lists(&RowSurvey::for_coded_rows(rows.len(), self.dimension), lists, rescore)
     }
 
-    /// Builds the delta index of later rows, given the list of each row and whether the row is a stray
-    /// ([`Assigner::is_stray`]). Rows that fit use the snapshot's lists if there are enough such rows; strays get own
-    /// lists. If too few rows fit, all rows use own lists. Returns the layout of own lists, or `None` if there are none
-    /// or a single one holds all rows.
+    /// Builds the delta index of later rows from the list of each row and whether the row is a stray
+    /// ([`Assigner::is_stray`]). Rows that fit use the snapshot's lists if there are enough such rows; strays get lists
+    /// of their own. If too few rows fit, all rows get own lists. Returns the layout of own lists; `None` if there are
+    /// none, or if a single list holds all rows.
     ///
     /// # Errors
     /// As [`from_lists`].

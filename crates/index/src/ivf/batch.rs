@@ -139,7 +139,7 @@ impl Union<'_> {
     }
 }
 
-/// Queries of a batch in the forms that scans take.
+/// Queries of a batch: quantized to int8, and as lookup tables for first-pass codes.
 #[derive(Clone, Copy)]
 struct Queries<'a> {
     int8: &'a [Quantized],

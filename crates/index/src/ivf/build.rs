@@ -1,4 +1,4 @@
-//! Index build: trains on a sample, assigns rows in chunks or takes existing lists, and orders rows by list.
+//! Index build: trains centroids on a sample, assigns rows in chunks (or uses existing lists), and orders rows by list.
 
 use rayon::prelude::*;
 
@@ -171,8 +171,8 @@ impl Built {
         }
     }
 
-    /// Returns the slot of each item in `whole`, of which this index is a [`Built::part`], `[S]`; meaningless for slots
-    /// without an item.
+    /// Returns for each slot of this index the slot of its item in `whole`, `[S]`. This index is a [`Built::part`] of
+    /// `whole`; entries of slots without an item are meaningless.
     ///
     /// # Panics
     /// If this index is not a part of `whole`.

@@ -44,7 +44,8 @@ impl CodedRow {
             WideRows::None => (Rescore::None, Vec::new()),
             WideRows::Bf16(rows) => (Rescore::Bf16, cast_slice(&rows[range]).to_vec()),
             WideRows::F16(rows) => (Rescore::F16, cast_slice(&rows[range]).to_vec()),
-            // A segment is f32 if any of its rows exceeds half precision; its other rows return to the format `rescore`.
+            // A segment stores all rows in f32 if half precision cannot represent one of them; the other rows return to
+            // the format `rescore`.
             WideRows::F32(rows) => {
                 let rescore = fitting(&rows[range.clone()], rescore);
                 (rescore, wide(&rows[range], rescore))

@@ -151,7 +151,10 @@ impl DeviceIndex {
         let (rows, kind) = wide_rows(other);
         if kind != self.kind || other.dimension() != self.dimension || !at.is_multiple_of(BLOCK) {
             let what = format!("{kind:?} rows of {} numbers at slot {first}", other.dimension());
-            return Err(Error::internal(format!("{what}, expected {:?} of {} at a block", self.kind, self.dimension)));
+            return Err(Error::internal(format!(
+                "{what}, expected {:?} rows of {} numbers at the first slot of a block",
+                self.kind, self.dimension
+            )));
         }
         cut.write(&of.codes, other.codes(), groups * 4, at)?;
         cut.write(&of.scales, other.scales(), 1, at)?;
@@ -265,7 +268,8 @@ impl DeviceIndex {
         Ok((ends, std::iter::once(items).chain(beside).collect()))
     }
 
-    /// Starts [`DeviceIndex::scan_until`]. GPUs that hold partitions of the items run it together, round by round.
+    /// Starts [`DeviceIndex::scan_until`]. GPUs that hold partitions of the items run this search together, round by
+    /// round.
     ///
     /// # Errors
     /// As [`DeviceIndex::best_lists`].
@@ -510,7 +514,8 @@ pub struct FilteredSearch<'a> {
     pub probing: Probing<'a>,
     /// Minimum number of passing items before the search may stop.
     pub enough: usize,
-    /// Number of lists, and the number of passing items that suffices after these lists regardless of the estimate.
+    /// A number of lists, and the number of passing items with which a search may stop after these lists, regardless
+    /// of the estimate.
     pub suffices: Option<(usize, usize)>,
 }
 

@@ -21,7 +21,7 @@ use sterling_kernels::cpu::kernels::BLOCK;
 use sterling_storage::files::{Checksum, Element, TensorFile, TensorWriter, Tensors};
 use sterling_storage::rows::RowStore;
 
-/// Numbers that are encoded at a time; their codes and rows are in memory twice.
+/// Numbers that are encoded at a time; during encoding, their codes and rows are in memory twice.
 const RUN_NUMBERS: usize = 1 << 22;
 /// Slots of encoded rows that are assembled at a time, so that they stay in a core's cache.
 const CODED_SLOTS: usize = 64 * BLOCK;
@@ -29,7 +29,7 @@ const CODED_SLOTS: usize = 64 * BLOCK;
 const BUCKET_BYTES: u64 = 1 << 30;
 
 impl Built {
-    /// Builds the tensors in memory from the `rows` that the index was built from; `name` stands for the file in errors.
+    /// Builds the tensors in memory from the `rows` that the index was built from; errors call the file `name`.
     ///
     /// # Errors
     /// As [`RowStore::read`] and [`TensorFile::in_memory`].

@@ -1,14 +1,14 @@
-//! Filtered search: scans all lists, or the best lists while that pays off, or lists until a calibrated recall is
-//! reached.
+//! Filtered search: scans all lists, or the best lists while these yield enough candidates, or lists until a calibrated
+//! recall is reached.
 //!
-//! A block is read entirely even for one passing item. If few items pass and rescoring rows are available, the rows are read
-//! instead. When a tenth of the items passes, four fifths of the blocks are touched: 1 KB per passing item, but a row in half
-//! precision has 256 bytes.
+//! A block is read entirely even for one passing item. If few items pass and rescoring rows are available, the rows are
+//! read instead. Example with 128 dimensions: if a tenth of the items passes, four fifths of the blocks are read, which
+//! is 1 KB per passing item, whereas a row in half precision has 256 bytes.
 //!
 //! With first-pass codes, passing items are always scored by codes, regardless of their number. So an item has the
-//! same score in a shard, whose lists are shorter, as in the complete index. Codes are inexact, and the best of many
-//! items are partly best by luck, so their code scores exceed their row scores. Before a search stops by its results,
-//! the results are scored by rows.
+//! same score in a shard, whose lists are shorter, as in the complete index. Codes are inexact: the items with the best
+//! code scores include those whose code score is too high by chance. Before a search stops by its results, the results
+//! are therefore scored by rows.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -36,7 +36,7 @@ const ROWS_AT_ONCE: usize = 1024;
 /// Blocks with passing items that are collected before they are scored.
 const PICKS_AT_ONCE: usize = 512;
 
-/// Lists whose bitmaps are filled at a time, so that they share two readings of the clock.
+/// Lists whose bitmaps are filled at a time, so that two clock readings serve all these lists.
 const LISTS_AT_ONCE: usize = 16;
 
 /// Query of a filtered search.
@@ -60,7 +60,7 @@ pub(super) struct Filtered<'a, 'w> {
     selector: &'a mut Selector,
     scratch: &'a mut Scratch,
     counters: Counters,
-    /// Excess of the code scores over the row scores of the best results, at the last check.
+    /// Excess of the threshold of the results in code scores over the threshold in row scores, at the last check.
     above_rows: f32,
     /// Score that unscanned lists had to beat at the last check, and the number of selected items that reached it at that
     /// check.
@@ -209,7 +209,7 @@ impl<'a, 'w> Filtered<'a, 'w> {
     /// the first check. `threshold` is the threshold of this check.
     fn gained(&mut self, threshold: f32) -> Option<usize> {
         let gained = self.reached.map(|(before, reached)| match self.selector.threshold() > before {
-            // All selected items count: how many reached the score and were dropped again is unknown.
+            // All selected items count, because it is unknown how many reached the score and were removed again.
             true => self.query.k0,
             false => self.selector.reaching(before).saturating_sub(reached),
         });

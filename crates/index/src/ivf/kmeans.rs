@@ -3,7 +3,8 @@
 //! 1. A sample of the rows is drawn by a hash of the seed and the row, so the sample is always the same. Only the sample is
 //!    in memory.
 //! 2. Initial centroids are sampled rows, each chosen with probability proportional to its squared distance from the previous
-//!    ones, as in k-means++ (Arthur and Vassilvitskii 2007). Many are chosen per round, as in k-means|| (Bahmani et al. 2012).
+//!    ones, as in k-means++ (Arthur and Vassilvitskii 2007). Many rows are chosen per round, as in k-means|| (Bahmani
+//!    et al., 2012).
 //! 3. Each round assigns every sampled row to the centroid with the largest product of int8 codes, corrected for the rounding of
 //!    the centroid along its direction. Centroids then become the normalized f32 means.
 //! 4. Lists are balanced during the rounds: lists far below the mean size are dissolved, and lists far above it are split in two
@@ -25,13 +26,13 @@ use sterling_storage::rows::RowStore;
 
 /// Number of rounds that choose the initial centroids.
 const SEED_ROUNDS: usize = 8;
-/// One row of the sample in `SEED_SHARE` is a possible initial centroid.
+/// One in `SEED_SHARE` rows of the sample may become an initial centroid.
 const SEED_SHARE: usize = 4;
 /// A list below this share of the mean size is dissolved.
 const SMALL: f64 = 0.25;
 /// A list above this multiple of the mean size is halved; one half replaces a dissolved list.
 const LARGE: f64 = 3.0;
-/// Final rounds that replace only empty lists, so that moved centroids settle.
+/// Number of final rounds that replace only empty lists, so that moved centroids converge.
 const ROUNDS_SETTLING: usize = 2;
 /// Rows that are assigned at a time: each loaded line of the centroids serves all these rows.
 const ROWS: usize = 4;
@@ -233,8 +234,9 @@ fn seeds(kernels: Kernels, sample: &Sample, count: usize, seed: u64, length: Opt
         nearest.par_iter_mut().zip(picked).zip(&assigned).for_each(|((nearest, &row), &c)| {
             *nearest = nearest.min(distance(sample.row(row), sample.row(drawn[fresh.start + c as usize])));
         });
-        // Weighted sampling without replacement (Efraimidis and Spirakis 2006): the rows with the earliest events at rates equal
-        // to the distances. Chosen rows come last, even after their own duplicates.
+        // Weighted sampling without replacement (Efraimidis and Spirakis 2006): each row has a random event time at a
+        // rate equal to its squared distance, and the rows with the earliest events are chosen. Rows that were chosen
+        // before come last, even after duplicates of them.
         let round_seed = mix(seed, drawn.len() as u64);
         let time = |n: usize| {
             let random = ((mix(round_seed, u64::from(sample.numbers[picked[n] as usize])) >> 12) as f64 + 0.5)

@@ -1,8 +1,8 @@
 //! Inverted file index (IVF) over int8 rows.
 //!
 //! Items are grouped into C inverted lists, the clusters of a k-means. A query scores the centroids, selects the best P lists
-//! (nprobe) and scans their rows with integer products; the best K0 items are the candidates. Rescoring rows give their final
-//! scores.
+//! (nprobe) and scans their rows with integer products; the best K0 items are the candidates. Rescoring rows give the
+//! candidates their final scores.
 //!
 //! | tensor | holds |
 //! |---|---|
@@ -13,7 +13,7 @@
 //! | `penalties` f32 `[C]` | subtracted from a centroid's product if queries probe the nearest centroids in L2: `|c|² / 2` |
 //! | `rows` bf16, f16 or f32 `[S, D]` | rescoring rows, if the recipe requests them |
 //!
-//! Later rows use the same lists, or lists of their own if they do not fit (`stray`, `own_lists`).
+//! Rows that are added later use the same lists, or lists of their own if they do not fit (`stray`, `own_lists`).
 //!
 //! If the recipe requests them, smaller codes are scanned in place of the int8 rows to select a few candidates (`first_pass`).
 //!

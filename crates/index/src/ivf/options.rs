@@ -7,7 +7,8 @@ use sterling_core::error::{Error, Result};
 use sterling_core::limits;
 use sterling_kernels::cpu::kernels::BLOCK;
 
-/// Lists per square root of the items: with more, centroids cost more than is saved on items (`docs/internals/index.md`).
+/// Lists per square root of the items. With more lists, scoring centroids costs more than is saved on items
+/// (`docs/internals/index.md`).
 const LISTS_PER_ROOT: f64 = 4.0;
 /// Lists per square root of the items with first-pass codes: scanning an item costs less, while a centroid costs the same.
 const CODED_LISTS_PER_ROOT: f64 = 2.0;
@@ -76,7 +77,7 @@ pub struct IndexShape {
 }
 
 impl Options {
-    /// Returns the lists and codes of an index. Existing lists do not change the codes.
+    /// Returns the lists and codes of an index. If lists exist already, the codes are chosen as if they did not.
     ///
     /// # Errors
     /// `Invalid` with the option, its value and its range; also for codes without rows to rescore.

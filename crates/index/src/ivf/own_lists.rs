@@ -2,8 +2,8 @@
 //!
 //! A search scans an own list if the list scores at least as high as the last snapshot list that the search scans. Own
 //! lists thus cost nothing for queries unlike their rows. If the rows of an own list are farther from their centroid
-//! than rows of the snapshot are, the centroid predicts less. The score of the list is then raised by the expected
-//! excess. Few rows use a single list that every search scans.
+//! than rows of the snapshot are, the score of the centroid is too low for some rows. The score of the list is then
+//! raised by the expected excess. If only few rows do not fit, they are in a single list that every search scans.
 
 use super::kmeans::blocked;
 use super::quantize::Quantized;

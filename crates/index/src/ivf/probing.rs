@@ -17,13 +17,13 @@ pub(super) const SCAN_ALL_PASS_RATE: f64 = 0.03;
 
 /// A search with calibrated probes first checks after `probes / FIRST_CHECK` lists: some queries need fewer lists than most.
 const FIRST_CHECK: usize = 4;
-/// Without calibration, each further step scans this fraction of the number of lists in the first step: one half.
+/// Without calibration, each further step scans the number of lists of the first step, divided by this number.
 const CHUNKS_PER_PROBES: usize = 2;
 /// A search without calibration ends when a step yielded fewer new candidates than this share of K0.
 const YIELD_SHARE_MIN: f64 = 0.005;
 
-/// Ratio of scanned to needed passing items of a filtered search that continues only because too few items pass
-/// (measured with the random filters of the tests of `search`).
+/// Ratio of the passing items that a filtered search scans to the number that it needs, if it continues only because
+/// too few items pass (measured with the random filters of the tests of `search`).
 const BEYOND_ENOUGH: f64 = 2.0;
 
 /// Number of lists to probe, and when to stop.
@@ -34,8 +34,8 @@ pub struct Probing<'a> {
     /// nprobe for a query that is out of distribution, `None` to use `probes`; with a termination criterion, the
     /// minimum number of lists for such a query.
     pub ood: Option<OodProbing>,
-    /// Minimum number of lists of a filtered search with a termination criterion, because the criterion rests on
-    /// calibration queries.
+    /// Minimum number of lists of a filtered search with a termination criterion, because the criterion was calibrated
+    /// with other queries.
     pub least_lists: usize,
     /// Maximum number of lists of a filtered search.
     pub probes_max: usize,
@@ -48,7 +48,7 @@ pub struct Probing<'a> {
     /// Scans first-pass codes in place of int8 rows, if the index has them.
     pub by_codes: bool,
     /// Scores the passing items of a list by their rows if few pass, which is faster. If false, all are scored by int8
-    /// rows, so that the score of an item does not depend on its neighbours.
+    /// rows, so that the score of an item does not depend on how many other items pass.
     pub may_read_rows: bool,
 }
 
@@ -101,7 +101,7 @@ impl Probing<'_> {
             return lists;
         }
         let Probing { probes, probes_max: most, ending, .. } = probing;
-        // With just enough passing items, the best so far are hardly the best of all.
+        // The first items that suffice in number are hardly the best of all, so the search scans more.
         let for_enough = BEYOND_ENOUGH * enough as f64 / survivors_a_list.max(f64::MIN_POSITIVE);
         let looked_at = match ending {
             // Lists without passing items do not count.

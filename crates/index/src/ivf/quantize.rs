@@ -3,7 +3,7 @@
 
 use sterling_kernels::cpu::kernels::{BLOCK, Int8Query};
 
-/// Unit of the high row of a query in units of the low row.
+/// Factor of the high row of a query, relative to the low row.
 const LOW: i32 = 128;
 
 /// Returns the scale that maps the largest magnitude of a vector to `most`.
@@ -60,8 +60,8 @@ impl Quantized {
         self.corrections = [&self.high, &self.low].map(|row| 128 * row.iter().map(|&c| i32::from(c)).sum::<i32>());
     }
 
-    /// Returns the length of the vector, to about 1 % of its largest number. All processors return the same number, because it
-    /// is computed from integers.
+    /// Returns the length of the vector, with an error of about 1 % of its largest component. The length is computed
+    /// from integers, so that all processors return the same number.
     pub(super) fn length(&self) -> f32 {
         let square: i32 = self.high.iter().map(|&code| i32::from(code) * i32::from(code)).sum();
         self.scale * LOW as f32 * (square as f32).sqrt()

@@ -28,7 +28,8 @@ const ROUNDS: usize = 4;
 /// A half of a split list is too small if it has less than one in `LOPSIDED` rows of the list.
 const LOPSIDED: usize = 8;
 
-/// Builds an index of `rows` `[N, D]` in the lists `of_rows` `[N]`, except for the `strays` among them; see [`Lists::nearest`].
+/// Builds an index of `rows` `[N, D]` in the lists `of_rows` `[N]`, except for the `strays` among them. For `nearest`,
+/// see [`Lists::nearest`].
 ///
 /// # Errors
 /// As [`RowSurvey::of`] and [`from_lists`].
@@ -72,8 +73,8 @@ fn grouped(of_rows: &[u32], count: usize) -> Vec<Vec<u32>> {
     lists
 }
 
-/// Splits the largest list while it is far above the mean size. The mean refers to the number of lists `before`, or to
-/// the current number if larger, so that dropped lists can be replaced.
+/// Splits the largest list repeatedly while it is far above the mean size. The mean is over `before` lists, or over the
+/// current lists if these are more, so that splits can replace dropped lists.
 fn halve_large(rows: Matrix<'_>, lists: &mut Vec<Vec<u32>>, before: usize) {
     let mut by_size: BinaryHeap<(usize, usize)> = lists.iter().map(Vec::len).zip(0..).collect();
     while let Some((length, list)) = by_size.pop() {

@@ -1,4 +1,4 @@
-//! Int8 scores of all items of lists, for callers that offer a score to several selections.
+//! Int8 scores of all items of a list, for callers that use a score in several top-k selections.
 
 use super::quantize::Quantized;
 use super::view::Index;

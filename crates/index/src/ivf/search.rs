@@ -26,12 +26,12 @@ impl Union<'_> {
     /// Searches the best lists of `vector` `[D]` for the candidates of `selector`, whose K0 the caller has set.
     ///
     /// Without `words` (a filter), exactly `probes` lists are scanned, or those of `ood` if the query is out of
-    /// distribution. With a filter and a termination criterion, lists are scanned until the unscanned ones are expected to
-    /// hold too little of the best K0 and at least `least` items passed. With a filter and no termination criterion, all
-    /// lists are scanned if the pass rate is low. Otherwise the search continues beyond `probes` until K0 items passed and
-    /// further lists yield hardly any better ones. `probes_max` limits both kinds of filtered search. Lists that every
-    /// search scans are scanned in addition. Without a filter, ranked own lists of segments are scanned if they score at
-    /// least as high as the last list of the index.
+    /// distribution. With a filter and a termination criterion, lists are scanned until the unscanned ones are expected
+    /// to hold too little of the best K0 and at least `least` items passed. With a filter and no termination criterion,
+    /// all lists are scanned if the pass rate is low; if it is not low, the search continues beyond `probes` until K0
+    /// items passed and further lists yield hardly any better ones. The number `probes_max` limits both kinds of
+    /// filtered search. Lists that every search scans are scanned in addition. Without a filter, ranked own lists of
+    /// segments are scanned if they score at least as high as the last list of the index.
     pub fn search(
         &self,
         vector: &[f32],
@@ -142,8 +142,8 @@ impl Index {
         best / int8.length().max(f32::MIN_POSITIVE)
     }
 
-    /// Returns the P best lists of a vector as keys, best first, with the quantized vector. P is `probes`, fewer than all, or
-    /// another number for a query that is out of distribution.
+    /// Returns the P best lists of a vector as keys, best first, with the quantized vector. P is `probes`, which must
+    /// be below the number of lists, or another number for a query that is out of distribution.
     pub(super) fn best_lists<'a>(
         &self,
         vector: &[f32],

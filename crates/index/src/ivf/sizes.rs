@@ -8,7 +8,8 @@ use super::statistics::RowSurvey;
 use sterling_core::error::Result;
 use sterling_kernels::cpu::kernels::BLOCK;
 
-/// Mean padding slots beyond half a block, for lists of one item; inversely proportional to the list length (measured).
+/// Mean number of padding slots per list of one item, in addition to half a block. For longer lists, the number falls
+/// with the inverse of the length (measured).
 const SHORT_LISTS: f64 = 12.0;
 
 /// How the number of lists was chosen.

@@ -22,9 +22,9 @@ pub struct RowSurvey {
     pub(super) cols: usize,
     /// Lengths of the first, the shortest and the longest row.
     lengths: Option<[f32; 3]>,
-    /// First row that half precision cannot represent, with its largest magnitude. Half precision ends at 65,504, and below
-    /// its smallest normal number, 2^-14, half precision keeps few digits or none. A row with only such small numbers would
-    /// lose its order.
+    /// First row that half precision cannot represent, with its largest magnitude. Half precision ends at 65,504, and
+    /// below its smallest normal number, 2^-14, half precision keeps few digits or none. Rounding would change the rank
+    /// of a row that has only such small numbers.
     pub(super) beyond_half: Option<(usize, f32)>,
 }
 
@@ -55,7 +55,9 @@ impl RowSurvey {
         for part in parts {
             if part.cols != all.cols {
                 let (cols, expected) = (part.cols, all.cols);
-                return Err(Error::invalid(format!("index: rows of {cols} numbers, expected {expected} as before")));
+                return Err(Error::invalid(format!(
+                    "index: rows of {cols} numbers, expected {expected} as in the rows before"
+                )));
             }
             all.lengths = match (all.lengths, part.lengths) {
                 (Some([first, least, most]), Some([_, low, high])) => Some([first, least.min(low), most.max(high)]),
@@ -82,7 +84,7 @@ impl RowSurvey {
     fn check_size(&self) -> Result<()> {
         match self.cols > limits::DIMENSION_MAX || self.rows > limits::ITEMS_MAX {
             true => Err(Error::invalid(format!(
-                "index: {} rows of {} numbers, expected at most {} of {}",
+                "index: {} rows of {} numbers, expected at most {} rows of at most {} numbers",
                 self.rows,
                 self.cols,
                 limits::ITEMS_MAX,
@@ -194,7 +196,7 @@ mod tests {
         let of = |rows: usize, cols| RowSurvey { rows, cols, lengths: None, beyond_half: None };
         let invalid = |parts: &[RowSurvey]| RowSurvey::joined(parts.iter().cloned()).unwrap_err().to_string();
         assert!(invalid(&[]).contains("no rows"));
-        assert!(invalid(&[of(1, 2), of(1, 3)]).contains("rows of 3 numbers, expected 2 as before"));
+        assert!(invalid(&[of(1, 2), of(1, 3)]).contains("rows of 3 numbers, expected 2 as in the rows before"));
         assert!(invalid(&[of(limits::ITEMS_MAX, 2), of(1, 2)]).contains("expected at most"));
     }
 }

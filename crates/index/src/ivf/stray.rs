@@ -23,7 +23,7 @@ const GROUP_MIN: usize = 512;
 const GROUPS_MAX: usize = 16;
 /// Quantile of the indexed rows' residuals up to which a row fits.
 const FITTING: f64 = 0.98;
-/// Residual up to which a row equals its centroid except for rounding.
+/// Residual up to which a row is considered equal to its centroid, except for rounding.
 const SAME: f32 = 1e-4;
 /// Rounds of the k-means on strays, and its training rows per list.
 const ROUNDS: usize = 6;

@@ -5,7 +5,7 @@
 //! length of the query. The fraction and the distribution of residuals are measured with sample queries
 //! ([`ResidualQuantiles`]). From the score of each unscanned list follows how many of its passing items are expected to beat
 //! the results so far ([`UnscannedLists`]). Auncel (NSDI 2023) and Quake (OSDI 2025) also stop a search by the expected
-//! remainder, but derive it from geometry; here it is measured and calibrated.
+//! remainder, but derive it from geometry; here the expectation is measured and calibrated.
 
 use std::ops::RangeInclusive;
 
@@ -33,7 +33,7 @@ pub struct ResidualQuantiles {
     halvings: Vec<f32>,
 }
 
-/// Serialized form. The first files had no slope, which means 1.
+/// Serialized form. Files of the first releases have no slope, which means a slope of 1.
 #[derive(Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
 enum SerializedQuantiles {
@@ -184,7 +184,7 @@ pub struct UnscannedLists {
 /// Lists within a range of scores.
 #[derive(Clone, Copy, Debug, Default)]
 struct Bin {
-    /// Items of unscanned lists, and of lists scanned since the last check.
+    /// Number of items in unscanned lists, and in lists scanned since the last check.
     ahead: u64,
     fresh: u64,
     /// Estimated passing items of the scanned lists: the pass rate between two checks is taken as equal for all lists.
@@ -246,8 +246,8 @@ impl UnscannedLists {
     pub fn expected(&self, threshold: f32, seen: Seen, margins: &ResidualQuantiles) -> f64 {
         let density = (seen.passing - seen.survivors as f64).max(0.0) / self.items.max(1) as f64;
         let density = density.min(1.0);
-        // If the filter selects a region that the search is in, the next lists resemble the last ones, and passing items score
-        // better.
+        // If the filter selects a region of vectors that the search is in, the next lists resemble the last ones, and
+        // their passing items score better than average.
         let kinship = (seen.lately / density.max(f64::MIN_POSITIVE)).clamp(1.0, CORRELATION_MAX);
         let (mut ahead, mut scanned) = (0.0, 0.0);
         let mut shares = margins.shares();

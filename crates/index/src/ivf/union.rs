@@ -1,10 +1,10 @@
 //! Search of an index and its delta segments as one.
 //!
 //! Lists are scored and selected once, by the index. Segments that share these lists are scanned in the selected lists;
-//! a segment with a single own list is scanned entirely. Of a segment with several own lists (`own`), the lists are
-//! scanned that score at least as high as the last selected list. All segments offer their items to one selector, under
-//! slots that are numbered over all segments. The result is therefore that of one index of all items over the same
-//! lists, and a segment costs no more than its blocks.
+//! a segment with a single own list is scanned entirely. Of a segment with several own lists (`own_lists`), the lists
+//! are scanned that score at least as high as the last selected list. All segments add their items to one top-k
+//! selector, under slots that are numbered over all segments. The result is therefore that of one index of all items
+//! over the same lists, and a segment costs no more than its blocks.
 
 use super::first_pass::{ItemCodes, Tables};
 use super::own_lists::{OwnLists, OwnQuery, OwnScratch, RankedLists};
@@ -28,7 +28,7 @@ pub struct Member<'a> {
     pub first_slot: u32,
 }
 
-/// Query in the forms that scans take.
+/// Query in all forms that scans read: f32, int8, and lookup tables.
 #[derive(Clone, Copy)]
 pub(super) struct Forms<'a> {
     /// Query vector, `[D]`.
@@ -162,7 +162,7 @@ impl<'a> Member<'a> {
         self.named(self.index.blocks_before(list, next))
     }
 
-    /// Returns the blocks of all lists; callers pick no padding slots.
+    /// Returns the blocks of all lists as one range; callers must not pick the padding slots between lists.
     pub(super) fn all_blocks(&self) -> Blocks<'a> {
         self.named(self.index.all_blocks())
     }

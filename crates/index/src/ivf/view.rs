@@ -34,8 +34,8 @@ pub enum WideRows {
 }
 
 impl WideRows {
-    /// Returns the number of items to select by code scores so that the best `k0` remain; more than `k0` if rows
-    /// rescore the items.
+    /// Returns the number of items to select by code scores so that the best `k0` by row scores are among them: more
+    /// than `k0` if there are rows that rescore the items.
     pub fn selected(&self, k0: usize) -> usize {
         match self {
             WideRows::None => k0,
@@ -291,7 +291,7 @@ impl Index {
         }
     }
 
-    /// Returns the blocks of all lists; callers pick no padding slots.
+    /// Returns the blocks of all lists as one range; callers must not pick the padding slots between lists.
     pub(super) fn all_blocks(&self) -> Blocks<'_> {
         Blocks {
             codes: &self.codes,

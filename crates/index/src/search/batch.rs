@@ -28,7 +28,7 @@ impl Catalogue<'_> {
         if taken.len() < 2 || !self.main().index.shares_lists(probes) {
             return found;
         }
-        // Largest first: only the first selectors then grow large, and they are reused.
+        // The searches with the most candidates come first: then only the first of the reused selectors grow large.
         taken.sort_by_key(|(_, room)| std::cmp::Reverse(*room));
         let Scratch { selectors, batch, .. } = scratch;
         selectors.resize_with(taken.len().max(selectors.len()), Selector::new);

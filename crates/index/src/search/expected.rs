@@ -1,9 +1,9 @@
 //! Estimate of a search's work before it runs, for cost estimates.
 //!
-//! The estimate follows the steps of the search, with fractions of items in place of items. The estimate counts the lists until
-//! enough items pass, which are all lists if the filter contradicts itself. The estimate adds another round for more candidates
-//! if too many are likely to fail verification. The estimate cannot predict early termination by distance, when further lists
-//! yield little.
+//! The estimate follows the steps of the search, with fractions of items in place of items. The estimate counts lists
+//! until enough items pass; if no item can satisfy the filter, these are all lists. The estimate adds another round for
+//! more candidates if too many are likely to fail verification. The estimate cannot predict early termination, when
+//! further lists yield few better items.
 
 use super::find::{ProbedSegments, Round};
 use super::{Catalogue, Query, Segment};
@@ -12,7 +12,8 @@ use crate::filter::{Plan, Route};
 /// Items per block; a block is read entirely even for one item.
 const ITEMS_PER_BLOCK: f64 = 16.0;
 
-/// Safety factor: a further, several times more expensive round is expected if this share of the valid candidates is too few.
+/// Safety factor: another, several times more expensive round is expected if too few candidates remain at this share of
+/// the valid ones.
 const HOLDING_DOUBT: f64 = 0.8;
 
 /// Estimated work of a search, over all rounds and segments.

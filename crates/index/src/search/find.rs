@@ -17,7 +17,7 @@ const ROOM_GROWTH: usize = 4;
 /// Maximum size of the selection, which limits the memory of a search. Beyond this size, items are verified before they are
 /// selected.
 const ROOM_MAX: usize = 1 << 16;
-/// Items of an exact search between two checks whether its result is still wanted: a filter may take tens of microseconds per item.
+/// Number of items between two cancellation checks of an exact search: a filter may take tens of microseconds per item.
 pub(super) const CHECK_EVERY: usize = 256;
 
 /// One attempt of a filtered search.
@@ -47,9 +47,9 @@ impl Round {
     }
 }
 
-/// Segments whose lists a query scans: the segments that posting lists do not answer.
+/// Segments whose lists a query scans: those for which posting lists do not already determine the eligible items.
 pub(super) struct ProbedSegments<'a> {
-    /// The segments, as members of the union to search. The other fields have one entry per member.
+    /// Segments to search, as members of a union. All other fields of this struct have one entry per member.
     members: Vec<Member<'a>>,
     /// Segment of each member.
     pub(super) segments: Vec<&'a Segment<'a>>,
@@ -104,7 +104,7 @@ impl<'a> Catalogue<'a> {
         let room = query.room_at_first(self) + query.excluded.len();
         match self.segments.iter().filter_map(|segment| segment.tombstones).map(|tombstones| tombstones.len()).sum() {
             0usize => room,
-            // One and a half times the expected number of deleted items among the selected ones.
+            // Adds one and a half times the expected number of deleted items among the selected ones.
             tombstones => {
                 room + (room as f64 * (tombstones as f64 / self.items().max(1) as f64) * 1.5) as usize + DELETED_ROOM
             }
@@ -162,8 +162,8 @@ impl<'a> Catalogue<'a> {
         self.find_filtered(query, walked, probing, scratch, times)
     }
 
-    /// Fills `scratch.scored` with the best items scored by rows: all in an exact search, else items of posting lists. An exact
-    /// search ends early once its result is not wanted any more: with a long filter it takes seconds.
+    /// Fills `scratch.scored` with the best items scored by rows: all in an exact search, else items of posting lists.
+    /// An exact search ends early if it is cancelled: with a long filter it takes seconds.
     fn find_by_rows(
         &self,
         query: &Query<'_>,

@@ -13,9 +13,10 @@
 //! or in own lists. All segments are searched as one ([`ivf::Union`]): lists are selected once, and candidates of all
 //! segments are selected, verified and rescored together. Deleted items have a tombstone.
 //!
-//! If the index has first-pass codes, a query may scan these in place of int8 rows; with a filter only the passing items.
-//! More candidates are selected in that case; all else is the same. Delta segments have int8 rows only. Both scores
-//! approximate the same product, so their items are selected together and the rows decide.
+//! If the index has first-pass codes, a query may scan these in place of int8 rows; with a filter only the passing
+//! items. More candidates are selected in that case; all else is the same. Delta segments have int8 rows only. Code
+//! scores and int8 scores approximate the same product, so items of all segments are selected together and then
+//! rescored by rows.
 
 mod batch;
 mod expected;
@@ -52,7 +53,8 @@ pub struct Segment<'a> {
     pub index: &'a ivf::Index,
     /// Planes and posting lists of the segment's items.
     pub filter: &'a filter::Index,
-    /// Item id of each slot, `[S]`. Ties are won by the lowest ids; without ids by the lowest slots.
+    /// Item id of each slot, `[S]`. Of items with equal scores, the lowest ids rank first; without ids, the lowest
+    /// slots.
     pub ids: Option<&'a Buffer<i64>>,
     /// Deleted slots, if there are any.
     pub tombstones: Option<&'a Tombstones>,
@@ -60,14 +62,15 @@ pub struct Segment<'a> {
     pub first_slot: u32,
 }
 
-/// Search parameters of one query. The pass decides them once per request; every device uses the same.
+/// Search parameters of one query. A pass decides them once per request, and uses the same on every device.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SearchPlan {
     /// Number of results, K: a query that finds fewer results probes more lists.
     pub k: usize,
     /// Number of candidates, K0.
     pub k0: usize,
-    /// Number of items to select, score and return in place of K0, for a shard whose caller merges.
+    /// Number of items to select, score and return in place of K0, for a shard whose results the caller merges with
+    /// others.
     pub selected: Option<usize>,
     /// Number of inverted lists to probe, nprobe.
     pub probes: usize,

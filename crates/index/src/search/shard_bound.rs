@@ -5,8 +5,9 @@ const MISS_MAX: f64 = 1e-4;
 /// Weights below this share of the largest one are neglected.
 const NEGLIGIBLE: f64 = 1e-18;
 
-/// Returns the number of items to request from each of `shards` so that with probability 1 - 10^-4 no shard has more of the best
-/// `k`. The number is the smallest k' with P(X > k') at most 10^-4 / S, for X of k items with probability 1/S each.
+/// Returns the number of items to request from each of `shards` so that with probability 1 - 10^-4 no shard has more of
+/// the best `k`. This is the smallest k' with P(X > k') at most 10^-4 / S, where X counts which of k items are in a
+/// shard, each with probability 1/S.
 pub fn likely(k: usize, shards: u32) -> usize {
     if shards <= 1 || k == 0 {
         return k;

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use sterling_core::units::Slot;
 
-/// Words per chunk: 4 KiB, which a change of a shared chunk copies.
+/// Words per chunk. A chunk has 4 KiB; a change of a shared chunk copies the chunk.
 const WORDS: usize = 512;
 const SLOTS: usize = WORDS * 64;
 
 type Piece = Option<Arc<[u64; WORDS]>>;
 
-/// Set of slots. Copies share unchanged chunks, so readers keep their version while a writer goes on.
+/// Set of slots. Copies share unchanged chunks, so readers keep their version while a writer makes changes.
 #[derive(Clone, Debug, Default)]
 pub struct Tombstones {
     pieces: Vec<Piece>,

@@ -1,4 +1,4 @@
-//! Top-k selection with a rising threshold and occasional partitioning, instead of a heap.
+//! Top-k selection: a threshold that rises, and a buffer that is partitioned when it is full, instead of a heap.
 //!
 //! Kernels write scores that reach the threshold, with their slots, directly into a buffer somewhat larger than K. When the
 //! buffer is full, the K-th best score becomes the threshold and lower scores are removed. Each scored item costs one
@@ -36,7 +36,7 @@ pub fn unkey(key: u64) -> (f32, Slot) {
 /// First slot of a segment, and the item ids from that slot on.
 type IdsFrom = (u32, Buffer<i64>);
 
-/// Returns the rank of an item among ties, lowest first.
+/// Returns the number by which an item ranks among items of equal score, lowest first.
 fn rank(ids: &[IdsFrom], slot: u32) -> u64 {
     match ids.iter().rev().find(|(first, _)| *first <= slot) {
         // Flipping the sign bit maps the order of signed numbers to that of unsigned ones.

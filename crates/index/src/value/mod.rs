@@ -152,7 +152,7 @@ impl Program {
             let range = chunk * CHUNK..chunk * CHUNK + out.len();
             self.evaluate_chunk(inputs, range, constants, &mut scratch.stack);
             for (out, value) in out.iter_mut().zip(&scratch.stack) {
-                // Adding +0 turns -0 into +0, so that equal values are equal in every order.
+                // Adding +0 turns -0 into +0, so that both zeros sort as equal everywhere.
                 *out = if value.is_nan() { f32::MIN } else { value.clamp(f32::MIN, f32::MAX) + 0.0 };
             }
         }

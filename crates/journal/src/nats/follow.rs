@@ -87,8 +87,8 @@ impl StreamFollower {
         let (mut found, mut low, mut high) = (first, first, last);
         while low < high {
             let middle = low + (high - low).div_ceil(2);
-            // A skipped message has no position, so the message before it is used. Deleted messages come before all messages that
-            // are left.
+            // A skipped message has no position, so the message before it is used. Within the stream, deleted messages
+            // precede all remaining messages.
             let (mut at, mut reported) = (middle, self.read(middle..middle + 1)?.pop());
             while at > low && matches!(reported, Some(None)) {
                 at -= 1;

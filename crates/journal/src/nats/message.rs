@@ -8,8 +8,8 @@
 //! | first u64 | position of the first record, or of the next one if there is none |
 //! | commit u128 | unique commit number |
 //! | before u128 | number of the commit before; 0 in the first message |
-//! | tries u32 | number of races that its writer lost |
-//! | needs u32 | microseconds per attempt of its writer |
+//! | tries u32 | number of attempts in which another server's commit was stored first |
+//! | needs u32 | microseconds that an attempt takes this writer |
 //! | records | length as u32, and bytes, of each |
 //! | check u64 | XXH3-64 of all bytes before |
 
@@ -26,7 +26,7 @@ const CHECK_BYTES: usize = 8;
 pub(super) const FRAME_BYTES: usize = HEAD_BYTES + CHECK_BYTES;
 pub(super) const LENGTH_BYTES: usize = 4;
 
-/// Returns the approximate time that a writer has tried without success.
+/// Returns the approximate time for which a writer has tried without success: `tries` attempts of `needs` microseconds.
 pub(super) fn tried_for(tries: u32, needs: u32) -> Duration {
     Duration::from_micros(needs.into()) * tries
 }
@@ -38,7 +38,8 @@ pub(super) struct Commit {
     pub(super) first: u64,
     /// Unique number of the commit.
     pub(super) number: u128,
-    /// Unique number of the previous commit; reveals that a message which was read has been lost and replaced.
+    /// Unique number of the previous commit. A mismatch reveals that a message which was read has been lost and
+    /// replaced.
     pub(super) before: u128,
     /// Number of attempts in which the writer was preceded by another server's commit.
     pub(super) tries: u32,
@@ -72,7 +73,7 @@ impl Attempt {
 /// A message of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Read {
-    /// A commit whose headers match its place in the stream.
+    /// A commit whose headers match its location in the stream.
     Original(Commit),
     /// A commit without matching headers: published again by another program, or part of a copied stream.
     Copy(Commit),
@@ -94,8 +95,8 @@ impl Read {
         }
     }
 
-    /// Returns the commit of a message, or the reason to skip it. A copied commit counts only in a stream that was copied
-    /// completely.
+    /// Returns the commit of a message, or the reason to skip the message. A copied commit is valid only in a stream
+    /// that was copied completely.
     pub(super) fn commit(self, is_copied: bool) -> Result<Commit, String> {
         match self {
             Read::Original(commit) => Ok(commit),

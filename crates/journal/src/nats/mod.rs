@@ -10,15 +10,16 @@
 //! follows the last message that this server has seen, so the server reads the next sequence number. If that number has no
 //! message, the same message is published again with the same condition and message id; the stream accepts it once.
 //!
-//! **Following.** Messages are read by sequence number; the broker keeps no consumer state. A subscription notifies of new
-//! messages; the stream is also polled, so that a lost notification costs time but no update. A server that loses races reports its
-//! losses in its next attempt, and the other servers let that server go first. A longer network path to the broker thus keeps no
-//! server from writing.
+//! **Following.** Messages are read by sequence number; the broker keeps no consumer state. A subscription notifies of
+//! new messages; the stream is also polled, so that a lost notification costs time but no update. A server reports in
+//! each attempt for how long it has tried without success, and servers that have tried for less time let it go first.
+//! So a server with a longer network path to the broker can still write.
 //!
-//! **Foreign messages.** A message that no journal wrote is skipped, and so is a copy of a commit that was read before. Each commit
-//! names the previous commit, so that skipped messages cannot hide a lost update. Skipped messages are counted, and operators are
-//! warned. A damaged commit, one of a later release, a gap, or a position out of order stops following with the reason; nothing is
-//! skipped. The stream is rejoined once a version includes the missed positions.
+//! **Foreign messages.** A message that no journal wrote is skipped, and so is a copy of a commit that was read before.
+//! Each commit names the previous commit, so that skipped messages cannot hide a lost update. Skipped messages are
+//! counted, and operators are warned. Following stops, with the reason, at a damaged commit, a commit of a later
+//! release, a gap, or a position out of order; none of these is skipped. The stream is rejoined once a version includes
+//! the missed positions.
 //!
 //! **Lost streams.** The last position is recorded outside of the stream (`mark`). A stream that is missing or ends before that
 //! position is not recreated: a start fails, and a running server rejects updates, until the stream is back or begins after
@@ -114,7 +115,7 @@ impl Nats {
             Source::Nowhere => ConnectOptions::new(),
             source => ConnectOptions::with_auth_callback(move |nonce| std::future::ready(source.answer(&nonce))),
         };
-        // This server needs no notification of its own messages.
+        // This server does not need notifications of its own messages.
         let how = how.name("sterling").no_echo().connection_timeout(ANSWER).ping_interval(PING);
         let said = BrokerMessage::default();
         let heard = said.clone();

@@ -25,8 +25,8 @@ use sterling_core::tasks::Runtime;
 pub(super) const ANSWER: Duration = Duration::from_secs(2);
 /// Number of messages that are requested concurrently when a range is read.
 pub(super) const AHEAD: u64 = 128;
-/// Time for which the last message of the broker is reported as the reason of failures: longer than the longest wait before a
-/// reconnect.
+/// Time for which the last message of the broker is reported as the reason of failures; longer than the longest wait
+/// before a reconnect.
 const MESSAGE_LIFETIME: Duration = Duration::from_secs(10);
 
 /// Access to a stream.
@@ -42,7 +42,7 @@ pub(super) struct Remote {
     pub(super) is_copied: bool,
 }
 
-/// Last asynchronous message of the broker, which answers no request: missing permissions, or a failed connection.
+/// Last message that the broker sent on its own, not as a response: missing permissions, or a failed connection.
 #[derive(Clone, Debug, Default)]
 pub(super) struct BrokerMessage(Arc<Mutex<Option<(Instant, String)>>>);
 
@@ -68,7 +68,7 @@ impl BrokerMessage {
     }
 }
 
-/// A position that was once durable, recorded outside of a stream.
+/// A position that was once durable, as recorded outside of a stream.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Noted {
     pub(super) position: u64,

@@ -45,9 +45,9 @@ pub(super) struct State {
     pub(super) away: Option<String>,
     /// Reason why the stream cannot be read, until a version includes the missed updates.
     pub(super) broken: Option<String>,
-    /// Last position beyond the known end of the stream after which a follower was opened.
+    /// Last start position of a follower that was beyond the known end of the stream.
     pub(super) held: u64,
-    /// Followers missed the updates up to this position before the stream was rejoined.
+    /// Position up to which followers missed updates, because the stream was rejoined after them.
     pub(super) missed: u64,
     /// Reason why the position cannot be recorded outside of the stream.
     pub(super) unnoted: Option<String>,
@@ -114,14 +114,14 @@ impl State {
         self.away = None;
     }
 
-    /// Records a position after which a follower is opened, if it is beyond the known end of the stream.
+    /// Records the start position of a follower, if that position is beyond the known end of the stream.
     pub(super) fn wants(&mut self, after: u64) {
         if after > self.position {
             self.held = after;
         }
     }
 
-    /// Continues with the current stream, `now`; a version includes all updates missed up to position `missed`.
+    /// Continues with the stream whose state is `now`; a version includes all updates missed up to position `missed`.
     pub(super) fn join(&mut self, now: State, missed: u64) {
         let (beginning, held) = (self.beginning + 1, self.held);
         let (skipped, unnoted) = (std::mem::take(&mut self.skipped), self.unnoted.take());

@@ -29,7 +29,7 @@ const LAST_WAIT: Duration = Duration::from_millis(64);
 pub(super) const RINGS_MAX: usize = 1024;
 /// Maximum time for which this server yields to other servers.
 const WAY: Duration = Duration::from_secs(2);
-/// Maximum time of continuous reading, which would otherwise not end while other servers write as fast.
+/// Maximum time of continuous reading; without a limit, reading would not end while other servers write as fast.
 const READ: Duration = Duration::from_secs(1);
 /// Time for which a commit is retried before its outcome is reported as unknown.
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -48,7 +48,8 @@ pub(super) struct StreamWriter {
     arrivals: Receiver<(Append, Done)>,
     /// Notifications of attempts by other servers, successful or not.
     attempts: Option<Subscriber>,
-    /// Append that another server has started but whose message is not in the stream yet, and the wait until the next check.
+    /// Append that another server has announced but whose message is not in the stream yet, and the wait until the next
+    /// check.
     attempted: Option<(Attempt, Duration)>,
     /// Unique number of the commit being published, until this task reads the commit from the stream.
     trying: Option<u128>,
@@ -61,7 +62,7 @@ pub(super) struct StreamWriter {
     looked: Instant,
     /// True if the last poll showed messages that could not be read.
     is_missing: bool,
-    /// Time for which another server with precedence has tried to append, and the end of its precedence.
+    /// Time for which a server with precedence has tried to append, and the end of its precedence.
     gives_way: Option<(Duration, Instant)>,
 }
 
@@ -81,7 +82,7 @@ impl Waiting {
         let (count, all) = (self.count, self.append.records.len());
         let e = match e.kind() {
             _ if count == 0 => e.again().unapplied(),
-            // `NoSpace` and `Invalid` would state that no record was written.
+            // An error of kind `NoSpace` or `Invalid` would state that no record was written.
             Kind::NoSpace | Kind::Invalid => Error::unavailable(format!("{e}; {count} of {all} records are stored")),
             _ => e.again(),
         };
@@ -189,8 +190,8 @@ impl StreamWriter {
         self.attempted = (read.is_ok() && may_come && wait <= LAST_WAIT).then_some((attempt, wait));
     }
 
-    /// Yields to servers that have tried for longer without success. After [`WAY`] this server tries regardless, because other
-    /// servers yield to it only after it has lost races.
+    /// Waits for servers that have tried for longer without success. After [`WAY`] this server tries regardless,
+    /// because the other servers yield to it only once its own attempts have failed.
     async fn yield_to_older_writers(&mut self) {
         let last = Instant::now() + WAY;
         loop {
@@ -221,7 +222,8 @@ impl StreamWriter {
                 (self.attempted, self.is_missing) = (None, false);
                 self.shared.change(|state| state.join(now, held));
             }
-            // If the missed contents are unknown or the broker does not answer, this is reported already, or by the next poll.
+            // If the missed contents are unknown or the broker does not answer, the problem is already reported, or the
+            // next poll reports it.
             Ok(_) | Err(_) => {}
         }
     }
@@ -325,7 +327,7 @@ impl StreamWriter {
         is_back
     }
 
-    /// Writes a commit without records, so that a stream emptied by its limits or a purge still holds the position.
+    /// Writes a commit without records, so that a stream emptied by its limits or a purge still records the position.
     async fn name_position(&mut self, after: u64) {
         let (first, before) = {
             let state = self.shared.lock();
@@ -393,7 +395,7 @@ impl StreamWriter {
             self.broken(why.clone());
             return Err(Error::corrupt(why));
         }
-        // The server that had precedence has written its commit.
+        // The server that had precedence has written its commit, so its precedence ends.
         self.gives_way.take_if(|(tried, _)| tried_for(commit.tries, commit.needs) >= *tried);
         self.trying.take_if(|trying| *trying == commit.number);
         self.shared.change(|state| {
@@ -448,7 +450,7 @@ impl StreamWriter {
         });
     }
 
-    /// Commits an append together with all that are waiting, and calls their callbacks.
+    /// Commits an append together with all appends that are waiting, and calls their callbacks.
     async fn commit(&mut self, first: (Append, Done)) {
         let waiting = |(append, done)| Waiting { append, done, written: None, count: 0 };
         let mut all = VecDeque::from([waiting(first)]);
@@ -523,8 +525,8 @@ impl StreamWriter {
         let ahead =
             |position: u64| move |one: &Waiting| one.append.expected.is_some_and(|expected| expected > position);
         while all.iter().any(ahead(self.shared.lock().position)) {
-            // An append that expects a later position knows of messages that this task has not read yet. Errors of that read are
-            // recorded.
+            // An append that expects a later position knows of messages that this task has not read yet; these are read
+            // first. Errors of this read are already recorded.
             if self.read_on().await.is_err() || self.read == 0 {
                 break;
             }
@@ -656,7 +658,7 @@ impl StreamWriter {
             }
             (PublishErrorKind::MaxPayloadExceeded, _) => Failed::Refused(Error::invalid(format!("journal: {e}"))),
             (_, Some(code)) if code == too_long => {
-                Failed::Refused(Error::invalid(format!("journal: `max_msg_size` of the stream: {e}")))
+                Failed::Refused(Error::invalid(format!("journal: the update exceeds `max_msg_size`: {e}")))
             }
             (PublishErrorKind::StreamNotFound | PublishErrorKind::WrongLastSequence, _) | (_, Some(_)) => {
                 Failed::Refused(self.remote.unavailable("publishing an update", e))

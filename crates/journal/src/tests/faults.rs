@@ -14,13 +14,13 @@ enum Failure {
     Panic,
 }
 
-/// The operation that fails, and its failure.
+/// The operation that fails, and the kind of its failure.
 #[derive(Clone, Copy, Debug)]
 struct Case {
-    /// Number of the operation over all files, from 0; the largest number means that none fails.
+    /// Index of the failing operation over all files, from 0; with the largest number no operation fails.
     at: usize,
     failure: Failure,
-    /// True if it takes effect nevertheless; otherwise half of a write does.
+    /// True if the failing operation takes full effect; if false, a failing write stores half of its bytes.
     is_done: bool,
 }
 
@@ -123,7 +123,7 @@ impl<'a> Script<'a> {
         self.log.as_ref().unwrap()
     }
 
-    /// Closes the log if it is open, and opens it: at the second attempt at the latest.
+    /// Closes the log if it is open, and opens it; the second attempt must succeed.
     fn start(&mut self) {
         drop(self.log.take());
         self.starts += 1;
@@ -136,7 +136,8 @@ impl<'a> Script<'a> {
         self.log = Some(open().or_else(open).expect("a healthy disk opens"));
     }
 
-    /// Appends a record: at the second attempt at the latest, or at the first one after a restart if the log requires that.
+    /// Appends a record. The second attempt must succeed, or the first attempt after a restart if the log requires a
+    /// restart.
     fn append(&mut self) {
         self.appends += 1;
         for attempt in 0..4 {

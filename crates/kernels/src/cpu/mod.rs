@@ -56,8 +56,8 @@ impl Kernels {
         found.clone().map_err(Error::unsupported)
     }
 
-    /// Returns the kernels of [`Kernels::detect`], or the portable ones if the variable names kernels that do not run here (the
-    /// program does not start then).
+    /// Returns the kernels of [`Kernels::detect`]. If the variable names kernels that do not run on this machine,
+    /// returns the portable kernels; in that case the program does not start.
     pub fn best() -> Kernels {
         Kernels::detect().unwrap_or(Kernels::of(Isa::Portable))
     }

@@ -29,7 +29,8 @@ fn singles(count: usize) -> Vec<f32> {
     numbers(count).map(f32::from).collect()
 }
 
-/// Product over tiles of two heights and both widths, with complete and partial steps of two depths.
+/// Product over tiles of two heights and both widths, with parts of two depths that end in complete and in partial
+/// steps.
 fn product(kernels: Kernels) -> Vec<f32> {
     const ROWS: usize = 35;
     const COLUMNS: usize = 41;
@@ -57,7 +58,7 @@ fn product(kernels: Kernels) -> Vec<f32> {
     out
 }
 
-/// Results of scans of several widths for eight queries and for one more; tiles scan the second four.
+/// Results of scans of several widths for eight queries and for one more; AMX tiles scan the second four queries.
 fn scans(kernels: Kernels) -> Vec<(Vec<f32>, Vec<u32>)> {
     const QUERIES: usize = 9;
     const ITEMS: usize = 40;

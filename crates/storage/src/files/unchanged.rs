@@ -6,12 +6,14 @@ use std::path::{Path, PathBuf};
 
 use sterling_core::error::{Error, Kind, Result};
 
-/// State of files before they are read. Afterwards [`Unchanged::check`] reports whether the data may mix old and new content.
+/// State of files before they are read; [`Unchanged::check`] later reports whether the read data may mix old and new
+/// content.
 #[derive(Debug)]
 #[must_use]
 pub struct Unchanged(Vec<(PathBuf, Identity)>);
 
-/// Device, inode, length and modification time of a file; for a pipe only device and inode, because reading changes the others.
+/// Device, inode, length and modification time of a file. For a pipe only device and inode count, because reading
+/// changes the others.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Identity {
     device: u64,

@@ -2,8 +2,8 @@
 //!
 //! Credentials, region and endpoint come from the environment variables that each provider's tools use
 //! (`docs/guide/versions.md`). Calls run on two threads of the bucket while the caller blocks. Retries of `object_store` are
-//! disabled: this module retries calls that are safe to repeat, and signs each retry again. An interrupted read resumes at the
-//! byte where it stopped, an upload at the part.
+//! disabled: this module retries calls that are safe to repeat, and signs each retry again. An interrupted read resumes
+//! at the byte where it stopped; an interrupted upload resumes at the part that was not completed.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -53,7 +53,7 @@ const TOGETHER: usize = 4;
 const OBJECTS_MAX: usize = 1 << 21;
 /// Maximum number of retries of a call.
 const REPEATS: u32 = 5;
-/// Time after the first failure during which a call is retried: for small calls, and for those that transfer megabytes.
+/// Time after the first failure during which a call is retried: for small calls, and for calls that transfer megabytes.
 const SMALL: Duration = Duration::from_secs(15);
 const LARGE: Duration = Duration::from_secs(180);
 /// Backoff: delay before the first retry, and maximum delay.
@@ -61,7 +61,7 @@ const WAIT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_s
 /// Variable that allows a Google endpoint without TLS, like `AWS_ALLOW_HTTP` and `AZURE_ALLOW_HTTP` of the other providers.
 const GOOGLE_ALLOW_HTTP: &str = "GOOGLE_ALLOW_HTTP";
 
-/// Operations that a bucket needs of `object_store`.
+/// Operations of `object_store` that a bucket needs.
 trait Service: ObjectStore + MultipartStore {}
 
 impl<T: ObjectStore + MultipartStore> Service for T {}
@@ -90,7 +90,7 @@ pub fn open(url: &str) -> Result<Arc<dyn Objects>> {
         return Err(invalid("expected SCHEME://BUCKET/PREFIX, as in s3://models/search".into()));
     }
     let prefix = Key::parse(prefix).map_err(|e| invalid(e.to_string()))?;
-    // Fails if another part of the program has installed a TLS provider, which is `ring` too.
+    // The call fails if another part of the program has installed a TLS provider; that provider is `ring` as well.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
     let wrong = |e: object_store::Error| invalid(e.to_string());
@@ -120,7 +120,7 @@ pub fn open(url: &str) -> Result<Arc<dyn Objects>> {
     Ok(Arc::new(Bucket { url: url.into(), prefix, store, strays: AtomicUsize::new(0), runtime }))
 }
 
-/// Rejects values of provider variables that no request could carry: a line break after a secret, or an empty endpoint.
+/// Rejects environment variables with unusable values: a secret that contains a line break, or an empty endpoint.
 fn check_environment(named: &str, is_setting: fn(&str) -> bool) -> std::result::Result<(), String> {
     for (name, value) in std::env::vars_os() {
         let Some(name) = name.to_str().filter(|name| name.starts_with(named)) else { continue };
@@ -140,15 +140,15 @@ fn check_environment(named: &str, is_setting: fn(&str) -> bool) -> std::result::
             let what =
                 if is_inside { "the value holds a control character" } else { "the value ends with a line break" };
             return Err(format!(
-                "{name}: {what}, expected none (a secret made by `echo` has one, by `printf %s` none)"
+                "{name}: {what}, expected none (`echo` ends a secret with a line break, `printf %s` does not)"
             ));
         }
     }
     Ok(())
 }
 
-/// Returns true if a retry may succeed: unclassified errors of `object_store`, except those that the service blames on the
-/// caller.
+/// Returns true if a retry may succeed: unclassified errors of `object_store`, except status 501 and most client errors
+/// (4xx).
 fn is_transient(error: &object_store::Error) -> bool {
     let object_store::Error::Generic { .. } = error else { return false };
     let text = error.to_string();
@@ -251,7 +251,7 @@ impl Bucket {
     ) -> Result<T> {
         may_block();
         let (tell, reported) = sync_channel(1);
-        // Sending fails if the caller's thread has ended.
+        // Sending fails if the thread of the caller has ended; the result is then dropped.
         self.runtime.spawn(async move { drop(tell.send(work.await)) });
         match reported.recv() {
             Ok(done) => done.map_err(|e| self.failed(key, e)),
@@ -272,7 +272,7 @@ impl Bucket {
     }
 }
 
-/// Makes a 404 retryable: the bucket is missing, or a replica of the service does not know it yet.
+/// Makes a 404 of a listing retryable: the bucket is missing, or a replica of the service does not know the bucket yet.
 fn listing_failed(error: object_store::Error) -> object_store::Error {
     match error.to_string().contains("status code: 404") {
         true => object_store::Error::Generic { store: "store", source: "there is no such bucket".into() },
@@ -341,7 +341,7 @@ async fn piece(
             }
         };
         match read.await {
-            // The receiver of the bytes has ended: stop reading.
+            // The receiver of the bytes has ended, so reading stops.
             Ok(false) => return,
             Ok(true) => {}
             Err(error) => {
@@ -386,7 +386,7 @@ async fn upload(store: Arc<dyn Service>, at: Key, file: Arc<File>, length: u64) 
         let parts = stream::iter(0..length.div_ceil(size)).map(part).buffered(TOGETHER);
         let parts: Vec<_> = parts.try_collect().await?;
         match repeated(SMALL, || store.complete_multipart(&at, id, parts.clone())).await {
-            // A previous call completed the upload, but its answer was lost.
+            // An earlier call completed the upload, but its answer was lost.
             Err(object_store::Error::NotFound { .. })
                 if repeated(SMALL, || store.head(&at)).await.is_ok_and(|meta| meta.size == length) =>
             {

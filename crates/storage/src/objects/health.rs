@@ -28,7 +28,7 @@ impl Health {
         locked(&self.0)
     }
 
-    /// Runs the call, unless the backoff of the last failure has not elapsed.
+    /// Runs the call, if the backoff after the last failure has elapsed.
     ///
     /// # Errors
     /// The error of the call; during the backoff, the error of the last call.
@@ -63,8 +63,8 @@ impl Health {
     }
 }
 
-/// Returns the delay after one or more failures: exponential backoff between both bounds. Jitter shortens it by up to a fifth, so
-/// that the servers of one store do not all retry at the same time.
+/// Returns the delay after one or more failures: exponential backoff between both bounds. Jitter shortens the delay by
+/// up to a fifth, so that the servers of one store do not all retry at the same time.
 pub fn back_off((first, most): (Duration, Duration), failures: u32) -> Duration {
     let doubled = first.saturating_mul(1 << failures.saturating_sub(1).min(20)).min(most);
     doubled.mul_f64(1.0 - RandomState::new().hash_one(failures) as f64 / u64::MAX as f64 / 5.0)

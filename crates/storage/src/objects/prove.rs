@@ -23,7 +23,7 @@ pub enum Proof {
 pub fn prove(objects: &dyn Objects) -> Result<Proof> {
     let key = format!(".probe-{:016x}", RandomState::new().hash_one(std::process::id()));
     let proven = probe(objects, &key);
-    // If the bucket does not answer, do not wait for it again: the leftover is a few bytes that are never read.
+    // If the bucket does not answer, the probe object is not removed: it has a few bytes and is never read.
     if !proven.as_ref().is_err_and(|e| e.kind() == Kind::Unavailable) {
         let _ = objects.remove(&key);
     }

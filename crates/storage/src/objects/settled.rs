@@ -11,7 +11,7 @@ use sterling_core::error::{Error, Kind, Result};
 const REPEATS: (u32, Duration) = (4, Duration::from_secs(25));
 /// Maximum number of retries of a read that does not find an existing object.
 const MISSES: u32 = 3;
-/// Backoff between retries: first delay and maximum. The read-back between two writes has a backoff of its own.
+/// Backoff between retries: first delay and maximum. Reading an object back between two writes has a separate backoff.
 const WAIT: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 /// Writes an object conditionally, with a definite outcome. If an answer is lost or reports a failed condition, the stored object
@@ -30,7 +30,7 @@ pub fn replace(objects: &dyn Objects, key: &str, bytes: &[u8], over: &WriteCondi
         };
         match objects.get(key) {
             Ok((there, tag)) if there == bytes => return Ok(tag),
-            // The write reported an existing object, but the read found none. One of the two answers is wrong: retry.
+            // The write reported an existing object, but the read found none: one of the answers is wrong, so retry.
             Err(e) if e.kind() == Kind::NotFound && *over == WriteCondition::Nothing => {}
             Err(e) if e.kind() == Kind::Unavailable && error.kind() == Kind::Conflict => return Err(e),
             _ if error.kind() == Kind::Conflict => return Err(error),

@@ -1,17 +1,17 @@
 //! Listed keys that are not valid paths: `a//b`, `..`, control characters.
 //!
-//! Buckets allow such keys, but `object_store` rejects a complete page of a listing because of one of them. Invalid keys are
-//! renamed in the page, so that valid objects are found and invalid keys can be counted.
+//! Buckets allow such keys, but `object_store` rejects a complete page of a listing because of one of them. Invalid
+//! keys are replaced in the page, so that valid objects are found and invalid keys can be counted.
 
 use hyper::body::Bytes;
 use object_store::path::Path as Key;
 
-/// Replacement for the key of each stray object in a listing.
+/// Replacement for each invalid key in a listing.
 pub(super) const STRAY: &str = ".stray";
 /// XML elements of an object and its key in a listing, first of S3 and Google, then of Azure.
 const ELEMENTS: [(&str, &str); 2] = [("<Contents>", "Key"), ("<Blob>", "Name")];
 
-/// Returns the page of a listing with the keys of stray objects renamed.
+/// Returns the page of a listing with each invalid key replaced by [`STRAY`].
 pub(super) fn without_strays(page: Bytes) -> Bytes {
     let Ok(text) = std::str::from_utf8(&page) else { return page };
     let Some((entry, name)) = ELEMENTS.into_iter().find(|(entry, _)| text.contains(entry)) else { return page };
@@ -57,7 +57,7 @@ fn unescaped(text: &str) -> String {
             "apos" => '\'',
             _ => '&',
         };
-        // An invalid character is as unusable in a key as a control character.
+        // A reference to an invalid character makes the key invalid, as a control character does.
         out.push(number.map_or_else(named, |number| char::from_u32(number).unwrap_or('\0')));
         out.push_str(rest);
     }

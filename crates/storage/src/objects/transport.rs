@@ -170,7 +170,7 @@ fn failed(error: reqwest::Error) -> HttpError {
         () if error.is_connect() => HttpErrorKind::Connect,
         () => HttpErrorKind::Interrupted,
     };
-    // The store's message names the URL already; the causes say what failed.
+    // The message of the store contains the URL already; the causes describe the failure.
     let error = error.without_url();
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(&error);

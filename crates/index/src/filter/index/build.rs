@@ -15,7 +15,7 @@ use sterling_storage::files::TensorFile;
 
 const WIDTH_MAX: u32 = 1 << 20;
 const NUMBER_BUCKETS_MAX: u32 = 1024;
-/// One item in `OUTLIERS` of a list, and at least one, may have more terms than its Bloom filters are sized for.
+/// Per list, one item in `OUTLIERS`, but at least one, may have more terms than the Bloom filters are sized for.
 const OUTLIERS: usize = 64;
 /// Maximum size of Bloom filters, relative to the size that the item with the most terms needs, outliers excluded.
 const OVER_TYPICAL: u32 = 2;
@@ -30,7 +30,7 @@ const LISTS_AT_ONCE: usize = 256;
 pub struct Options {
     /// Number of bits that a term sets in a Bloom filter.
     pub hashes: u32,
-    /// Width of a list's Bloom filters, per term of its fullest item.
+    /// Width of a list's Bloom filters in bits, per term of the item with the most terms.
     pub bits_per_term: u32,
     /// Width of every Bloom filter, in place of `bits_per_term`.
     pub fixed_bits: Option<u32>,
@@ -40,8 +40,8 @@ pub struct Options {
     pub posting_share_max: f64,
     /// Number of buckets per compared column; 0 disables buckets, so comparisons are evaluated per item.
     pub number_buckets: u32,
-    /// Columns whose equal values are stored together within a list, most significant first. Empty means all categories, those
-    /// with the fewest values first.
+    /// Columns whose equal values are stored together within a list, most significant first. If empty, all categories
+    /// are used, those with the fewest values first.
     pub together: Vec<String>,
 }
 

@@ -133,9 +133,9 @@ pub struct DeviceLiveItems {
 }
 
 impl DeviceLiveItems {
-    /// Derives the live bitmap of this GPU's partition from the bitmap of all items, or from the bitmap `before`. Both
-    /// bitmaps differ at most at the slots of `changed` (ascending); `is_gone` returns true for deleted items. Only
-    /// changed words are uploaded.
+    /// Derives the live bitmap of this GPU's partition from the bitmap of all items, or from the bitmap `before`. The
+    /// new bitmap differs from the old one at most at the slots of `changed` (ascending); `is_gone` returns true for
+    /// deleted items. Only changed words are uploaded.
     ///
     /// # Errors
     /// `Overloaded` if the device has not enough memory; as [`scatter_rows`].

@@ -4,7 +4,8 @@ use std::iter::successors;
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
-/// Number of multiples of a step that must be apart: enough for five distinct positions, the default number of hashes.
+/// Number of multiples of a double-hashing step that must not be near 0 modulo 2^64: enough for five distinct
+/// positions, the default.
 const MULTIPLES: u64 = 4;
 /// Minimum distance from 0, modulo 2^64, of the first `MULTIPLES` multiples of a double-hashing step: a 32nd of 2^64.
 const APART: u64 = 1 << 59;
@@ -14,11 +15,12 @@ const TRIES: usize = 32;
 /// Hashing scheme of an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::filter) enum Hashing {
-    /// Plain double hashing, as in the first indexes. With a step near a half or a third of the range, the positions
+    /// Plain double hashing, as in indexes of early releases. With a step near a half or a third of 2^64, the positions
     /// soon repeat: in a filter of 32 bits the term has only two or three positions, and a third of the items may match
     /// it by chance.
     Plain,
-    /// Double hashing with steps whose first multiples stay apart.
+    /// Double hashing with steps whose first multiples are far from 0 modulo 2^64, so that positions do not repeat
+    /// soon.
     Spaced,
 }
 
@@ -61,7 +63,7 @@ impl TermHash {
     /// Returns bit position `n` of the term in filters of `width` bits.
     pub(in crate::filter) fn position(self, n: u32, width: u32) -> usize {
         let hash = self.start.wrapping_add(self.step.wrapping_mul(u64::from(n)));
-        // Multiply and shift: as uniform as a remainder, without a division.
+        // Multiplies and shifts: the result is as uniform as a remainder, without a division.
         ((u128::from(hash) * u128::from(width)) >> 64) as usize
     }
 }

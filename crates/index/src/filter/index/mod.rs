@@ -8,10 +8,11 @@
 //! | `planes` | exact, each over all lists | each frequent term, then each bucket of the compared columns (`numbers`) |
 //! | `bloom` | `m` for each list, list by list | each bit position of the list's Bloom filters: an item sets `hashes` positions for each other term |
 //!
-//! The width `m` differs between lists: it follows the fullest item of the list. Consecutive lists are contiguous in every exact
-//! plane, so probing one list and sweeping all lists use the same flat loops. Rare terms also have the sorted list of their
-//! slots. A [`Plan`](super::Plan) compiles a filter into operations on planes (`program`). A Bloom "maybe" cannot be negated. The
-//! filter bitmap of a plan is therefore an upper bound, and [`Plan::passes`](super::Plan::passes) verifies each candidate.
+//! The width `m` differs between lists: it is chosen for the item of the list with the most terms. Consecutive lists
+//! are contiguous in every exact plane, so probing one list and sweeping all lists use the same flat loops. Rare terms
+//! also have the sorted list of their slots. A [`Plan`](super::Plan) compiles a filter into operations on planes
+//! (`program`). A Bloom "maybe" cannot be negated. The filter bitmap of a plan is therefore an upper bound, and
+//! [`Plan::passes`](super::Plan::passes) verifies each candidate.
 //!
 //! Source: the signature layout of SilverTorch (arXiv 2511.14881), extended with exact planes and posting lists.
 

@@ -3,8 +3,8 @@
 //! The values of a column are partitioned into buckets of about equal numbers of items; a value that many items share gets a
 //! bucket of its own. Plane `b` of a column holds the items whose value is in buckets `0..=b`. Any range of buckets is then the
 //! difference of two planes, and the last plane holds all items with a value. A comparison is a range of buckets that pass
-//! entirely, and at most two buckets whose items are tested one by one, so it is exact. (Range-encoded bitmaps: P. O'Neil and D.
-//! Quass, *Improved query performance with variant indexes*, SIGMOD 1997.)
+//! entirely, and at most two buckets whose items are tested one by one, so it is exact. (Range-encoded bitmaps: O'Neil
+//! and Quass, *Improved query performance with variant indexes*, SIGMOD 1997.)
 
 use crate::columns::{Column, ColumnKind, Comparison, Operator};
 use sterling_core::error::{Error, Result};
@@ -108,8 +108,8 @@ pub(in crate::filter) struct Numbers {
     counts: Buffer<u32>,
 }
 
-/// Range of buckets: the items in `plane` but not in `before`, which is `None` for the first bucket. Planes are counted from the
-/// first number plane of the index.
+/// Range of buckets: the items in `plane` but not in `before`, which is `None` for the first bucket. Plane 0 is the
+/// first plane of numeric buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::filter) struct Run {
     pub(in crate::filter) plane: usize,

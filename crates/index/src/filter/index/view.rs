@@ -184,7 +184,8 @@ impl Index {
             .for_each(|(word, bit)| words[word] &= !bit);
     }
 
-    /// Returns the items of `slots` (ascending) in consecutive lists, each as its bit and its word, counted from the first list.
+    /// Returns the items of `slots` (ascending) in consecutive lists, each as a bit of a word; words count from the
+    /// first list.
     fn within<'a, T>(
         &'a self,
         slots: &'a [T],

@@ -1,4 +1,4 @@
-//! Canonical form of filters: NOT at the leaves, nested AND and OR flattened, parts sorted and deduplicated.
+//! Canonical form of filters: NOT at the leaves, nested AND and OR flattened, operands sorted and deduplicated.
 
 use std::fmt;
 
@@ -18,9 +18,9 @@ pub enum Canonical {
         /// True if the leaf is negated.
         negated: bool,
     },
-    /// All parts hold; at least two, sorted, none of them an `And`.
+    /// All operands hold; at least two operands, sorted, none of them an `And`.
     And(Vec<Canonical>),
-    /// At least one part holds; at least two, sorted, none of them an `Or`.
+    /// At least one operand holds; at least two operands, sorted, none of them an `Or`.
     Or(Vec<Canonical>),
 }
 

@@ -8,7 +8,7 @@ use crate::columns::Operator;
 /// Test of a feature.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Test {
-    /// The item has one of these values. Sorted and deduplicated in canonical form.
+    /// The item has one of these values. In canonical form, the values are sorted and deduplicated.
     Has(Vec<String>),
     /// A number of the item satisfies the comparison with the number in the text.
     Compares(Operator, String),
@@ -63,9 +63,9 @@ pub enum Expr {
     Leaf(Leaf),
     /// Negation.
     Not(Box<Expr>),
-    /// All parts hold.
+    /// All operands hold.
     And(Vec<Expr>),
-    /// At least one part holds.
+    /// At least one operand holds.
     Or(Vec<Expr>),
 }
 

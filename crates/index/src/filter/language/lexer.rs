@@ -30,7 +30,7 @@ impl Token {
 }
 
 const KEYWORDS: [&str; 4] = ["and", "or", "not", "in"];
-/// Longer signs first; `&&`, `||` and `==` are alternative spellings.
+/// Operators in the order of matching, longer ones first; `&&`, `||` and `==` are alternative spellings.
 const SIGNS: [(&str, &str); 16] = [
     ("<=", "<="),
     (">=", ">="),

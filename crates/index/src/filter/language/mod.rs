@@ -2,8 +2,8 @@
 //!
 //! A superset of SilverTorch's expression syntax. Text becomes tokens (`lexer`), tokens become an [`Expr`] (`parser`), and
 //! the expression gets its canonical form ([`Expr::canonical`]). In canonical form, NOT is at the leaves, nested AND and OR
-//! are flattened, and parts are sorted and deduplicated, so that equal filters are equal values. No part of this module
-//! knows a catalogue; a plan resolves the leaves. The grammar, with examples that a test runs, is in
+//! are flattened, and operands are sorted and deduplicated, so that equal filters are equal values. This module does
+//! not depend on a catalogue; a plan resolves the leaves. The grammar, with examples that a test runs, is in
 //! `docs/reference/filter-language.md`.
 
 mod canonical;

@@ -26,12 +26,14 @@ impl Plan {
     /// # Errors
     /// As [`WordProgram::check`].
     pub fn check_lowered(&self) -> Result<()> {
-        // The stack is at most as deep as the nesting, plus one entry each for posting lists and the live bitmap.
+        // The stack is at most as deep as the nesting of the filter, plus one entry each for posting lists and the live
+        // bitmap.
         if nesting(&self.root).max(self.program.depth) + 2 <= CHECK_STACK_MAX { Ok(()) } else { self.lower().check() }
     }
 }
 
-/// Lowers the bitmap steps. A device has no posting lists: Bloom planes replace positive ones; negated lists pass all items.
+/// Lowers the bitmap steps. A device has no posting lists: Bloom planes replace posting lists, and a negated posting
+/// list passes all items.
 fn words(program: &Program) -> WordProgram {
     // A posting list needs one more stack entry.
     let depth = program.depth + usize::from(has_postings(program));
@@ -78,7 +80,7 @@ fn plane_step(operation: Operation, plane: usize, negated: bool) -> FilterStep {
     FilterStep { plane: plane as u32, is_negated: u32::from(negated), ..FilterStep::plain(operation) }
 }
 
-/// Converts a bucket range to plane numbers relative to the first number plane, whose offset
+/// Converts a bucket range to plane numbers relative to the first plane of numeric buckets, whose offset
 /// [`crate::filter::index::DevicePlanes`] knows.
 fn pair(run: &Run) -> [u32; 2] {
     [run.plane as u32, run.before.map_or(NO_PLANE, |before| before as u32)]

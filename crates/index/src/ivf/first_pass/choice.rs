@@ -25,8 +25,9 @@ impl Rates {
     }
 }
 
-/// Typical search as measured at a recall of 0.98: number of results, probed lists of 4 √N, and candidates to select by 4-bit
-/// product codes. Lists were measured on 100,000 and 1,000,000 x 64 and on words of GloVe, codes on words of GloVe.
+/// Typical search as measured at a recall of 0.98: number of results, probed lists of 4 √N, and candidates to select by
+/// 4-bit product codes. The probed lists were measured on 100,000 and 1,000,000 vectors of 64 dimensions and on GloVe
+/// word vectors, the candidates on GloVe word vectors.
 struct Typical {
     k: f64,
     lists: f64,
@@ -35,12 +36,13 @@ struct Typical {
 
 const TYPICAL: [Typical; 2] =
     [Typical { k: 10.0, lists: 100.0, by_pq4: 200.0 }, Typical { k: 100.0, lists: 200.0, by_pq4: 800.0 }];
-/// Number of lists per square root of the items that [`TYPICAL`] refers to. The number of probed lists scales with the square
-/// root of the ratio (sentences, 384 and 768 dimensions).
+/// Number of lists per square root of the items that [`TYPICAL`] refers to. The number of probed lists scales with the
+/// square root of the ratio (measured on sentence embeddings of 384 and 768 dimensions).
 const TYPICAL_PER_ROOT: f64 = 4.0;
-/// Factor of candidates to select by sign codes, which are less exact than product codes (sentences, 384 and 768 dimensions).
+/// Ratio of candidates to select by sign codes and by product codes, which are more exact (measured on sentence
+/// embeddings of 384 and 768 dimensions).
 const SIGNS_SELECT: f64 = 2.0;
-/// Minimum dimension for sign codes; with fewer, signs are too inexact.
+/// Minimum dimension for sign codes; with fewer dimensions, signs are too inexact.
 const SIGNS_DIMENSION_MIN: usize = 256;
 
 /// Alternatives of the choice, with the estimated mean time of typical searches in microseconds.
@@ -94,7 +96,8 @@ impl IndexExtent {
         Rates::row_ns(self.row_bytes as f64)
     }
 
-    /// Returns the mean estimated time over [`TYPICAL`] in microseconds: centroids, and `ns` of the scanned items.
+    /// Returns the mean estimated time over [`TYPICAL`] in microseconds: scoring the centroids, and `ns` for the
+    /// scanned items.
     fn mean_us(&self, lists: usize, ns: impl Fn(&Typical, f64) -> f64) -> u32 {
         let (items, lists) = (self.items as f64, lists.max(1) as f64);
         let spread = (lists / (TYPICAL_PER_ROOT * items.sqrt())).sqrt();

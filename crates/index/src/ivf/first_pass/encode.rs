@@ -8,7 +8,8 @@
 use super::codebook::{Codebooks, least};
 use super::options::VALUES;
 
-/// Weight of the error along the item. Values of 2 to 3 had the best recall on words of GloVe and on sentences.
+/// Weight of the error along the item. Values of 2 to 3 had the best recall on GloVe word vectors and on sentence
+/// embeddings.
 const ETA: f32 = 2.5;
 /// Rounds of coordinate descent.
 const ROUNDS: usize = 2;

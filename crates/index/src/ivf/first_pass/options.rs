@@ -96,7 +96,7 @@ impl FirstPass {
         match (self.codes, self.subspaces) {
             (CodeKind::None | CodeKind::Auto, 0) => Ok(None),
             (CodeKind::None | CodeKind::Auto, got) => Err(Error::invalid(format!(
-                "index.first_pass.subspaces: got {got}, expected index.first_pass.codes = \"pq4\" with it"
+                "index.first_pass.subspaces: got {got}, expected index.first_pass.codes = \"pq4\" if it is set"
             ))),
             (CodeKind::Rabitq, 0) => Ok(Some(Rotation::width_of(dimension) / DIMENSIONS)),
             (CodeKind::Rabitq, got) => Err(Error::invalid(format!(

@@ -35,13 +35,13 @@ impl Rotation {
         dimension.next_multiple_of(WORD)
     }
 
-    /// Creates the rotation of a seed.
+    /// Creates the pseudorandom rotation that a seed determines.
     pub(super) fn draw(dimension: usize, seed: u64) -> Self {
         let words = ROUNDS * Rotation::width_of(dimension) / WORD;
         Rotation::of((0..words as u64).map(|n| mix(seed, n)).collect(), dimension)
     }
 
-    /// Creates the rotation of the sign flips in a file.
+    /// Creates the rotation from sign flips that were read from a file.
     pub(super) fn of_signs(dimension: usize, signs: &[u64]) -> Self {
         Rotation::of(signs.to_vec(), dimension)
     }

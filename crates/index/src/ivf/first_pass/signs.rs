@@ -5,9 +5,9 @@
 //! where `a = Σ|r_i| / (√W |r|)` is the cosine between the signs and the residual: for `ε = 1.9` in about one of twenty
 //! rotations. `a` is about 0.8, so the error is about `0.75 |q| |r| / √W`.
 //!
-//! Four signs form a code, and the query's tables hold the product of each of the 16 sign patterns. The scan of product codes
-//! then works unchanged. This scan needs half the instructions of bit counting with a query in four planes, and rounds the query
-//! less.
+//! Four signs form a code, and the query's tables hold the product of each of the 16 sign patterns. The scan of product
+//! codes then works unchanged. This scan needs half the instructions of a scan that counts the bits of a query in four
+//! bit planes, and rounds the query less.
 //!
 //! Source: RaBitQ (Gao & Long, SIGMOD 2024).
 

@@ -85,8 +85,9 @@ fn halved(values: &[f32; VALUES], both: impl Fn(f32, f32) -> f32) -> f32 {
     left[0]
 }
 
-/// Computes the products with the 16 sign patterns of each group of four numbers, as [`subspace_products`]. The minimum
-/// product belongs to the pattern opposite to all numbers; each sign that agrees adds twice its number.
+/// Computes the products with the 16 sign patterns of each group of four numbers, like [`subspace_products`]. The
+/// pattern whose signs are all opposite to those of the numbers has the minimum product; each sign that agrees adds
+/// twice the magnitude of its number.
 fn of_signs(rotated: &[f32], products: &mut [[f32; VALUES]]) -> (f32, f32) {
     let (mut range, mut sum) = (0f32, 0f32);
     for (numbers, products) in rotated.as_chunks::<DIMENSIONS>().0.iter().zip(products) {

@@ -1,10 +1,10 @@
 //! Products of bf16 pairs by AMX tiles: a step covers 16 rows, 16 columns and 16 pairs of the depth.
 //!
 //! 1. Rows are split into tiles of nearly equal height, because the time of a step grows with the rows of its tile.
-//! 2. Two tiles of rows and two of columns (a panel) keep their sums in tiles through all steps of all parts. Rows and weights
-//!    are padded with zeros to the end of a part's last step.
-//! 3. Sums leave tiles through memory. While the sums of one tile position are stored, the steps of the next position
-//!    start.
+//! 2. The sums of two tiles of rows by two tiles of columns (a panel) stay in tile registers until all parts of the
+//!    product are added. Rows and weights are padded with zeros to the end of a part's last step.
+//! 3. Sums leave tile registers only through memory. While the sums of one block of tiles are stored, the steps of the
+//!    next block start.
 //!
 //! The order in which a number's products are summed ([`Tiles::add_pairs`]) depends only on the shapes of the parts, not on
 //! neighbouring rows or the height of its tile.

@@ -17,7 +17,8 @@ fn multiply_add(sum: __m512, x: __m512, weights: __m512) -> __m512 {
     _mm512_fmadd_ps(x, weights, sum)
 }
 
-/// Placeholder that is never called: f32 factors have no results in pairs (`Kernels::product` rejects them).
+/// Placeholder that is never called: products of f32 factors cannot be written as bf16 pairs (`Kernels::product`
+/// rejects them).
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn no_pairs(first: __m512, _: __m512) -> __m512 {
@@ -29,8 +30,8 @@ tiles!("avx512f,avx512bw,avx512vl", multiply_add, no_pairs);
 /// Maximum number of columns that half a register holds.
 pub(super) const HALF: usize = LANES / 2;
 
-/// Product with at most [`HALF`] columns, in half registers: a core adds the products of two of them in the time of a complete
-/// one.
+/// Product with at most [`HALF`] columns, in half registers: a core multiplies and adds two half registers in the time
+/// of one complete register.
 ///
 /// # Safety
 /// The CPU has AVX-512 F and VL, and FMA; the slices are as long as `Kernels::product` checks.
@@ -89,7 +90,7 @@ unsafe fn half_tile<const M: usize>(product: &Product<'_>, out: *mut f32, row: u
     }
     let mask = lanes(product.columns) as __mmask8;
     for (m, sum) in sums.into_iter().enumerate() {
-        // With the number as second operand, NaN stays NaN.
+        // `max` returns its second operand if one is NaN, so NaN sums stay NaN.
         let sum = if product.relu { _mm256_max_ps(_mm256_setzero_ps(), sum) } else { sum };
         // SAFETY: the masked numbers lie inside the result.
         unsafe { _mm256_mask_storeu_ps(out.add((row + m) * stride), mask, sum) };
@@ -126,8 +127,8 @@ fn smaller(x: __m512, y: __m512) -> __m512 {
     _mm512_mask_blend_ps(takes_x, y, x)
 }
 
-/// Reduces the lanes of a register by halving. Closures are passed by value, to functions
-/// with all features of those that make them: the compiler would not inline them otherwise.
+/// Reduces the lanes of a register by halving. The compiler inlines a closure only if it is passed by value to a
+/// function that enables all target features of the function that creates the closure.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 #[inline]
 fn joined(lanes: __m512, f: impl Fn(__m512, __m512) -> __m512) -> f32 {
@@ -385,7 +386,8 @@ pub(super) unsafe fn few(product: &Product<'_>, out: &mut [f32], stride: usize) 
     COLUMNS.set(lines);
 }
 
-/// Copies the columns of all parts to `[columns, depth]`. Each part starts at a register and is padded with zeros.
+/// Copies the columns of all parts to `[columns, depth]`. Each part starts at a register boundary and is padded with
+/// zeros.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 #[inline]
 fn columns_of(product: &Product<'_>, depth: usize, to: &mut [f32]) {
@@ -427,7 +429,7 @@ pub(super) fn lanes(count: usize) -> __mmask16 {
 }
 
 /// Computes `M` rows of a product with `N` columns.
-// Loops by index: iterators would move the sums through memory.
+// The loops use indices, because iterators would move the sums through memory.
 #[allow(clippy::needless_range_loop)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 #[inline]

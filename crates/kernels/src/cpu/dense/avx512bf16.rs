@@ -10,7 +10,7 @@ use super::tiles::tiles;
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn bits(numbers: __m512) -> __m512bh {
-    // SAFETY: both are 64 bytes, and every bit pattern is valid.
+    // SAFETY: both types have 64 bytes, and every bit pattern is valid.
     unsafe { std::mem::transmute(numbers) }
 }
 
@@ -24,7 +24,7 @@ fn multiply_add(sum: __m512, x: __m512, weights: __m512) -> __m512 {
 #[target_feature(enable = "avx512f,avx512bf16")]
 #[inline]
 pub(super) fn pairs(first: __m512, second: __m512) -> __m512 {
-    // SAFETY: both are 64 bytes, and every bit pattern is valid.
+    // SAFETY: both types have 64 bytes, and every bit pattern is valid.
     unsafe { std::mem::transmute(_mm512_cvtne2ps_pbh(second, first)) }
 }
 

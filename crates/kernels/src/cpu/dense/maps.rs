@@ -31,7 +31,8 @@ pub(super) fn exp<const FMA: bool>(x: f32) -> f32 {
         p = multiply_add::<FMA>(p, r, c);
     }
     let e = multiply_add::<FMA>(p * r, r, r + 1.0);
-    // 2^n; 2^128 is infinite, although its product with `e` may be finite, so that the last two powers share 2^127.
+    // `power` is 2^n. 2^128 would be infinite even if its product with `e` is finite, so for n = 128 the
+    // result is `e + e` times 2^127.
     let power = (shifted.to_bits() << 23).wrapping_add(0x3f80_0000);
     let is_last = power == 0x7f80_0000;
     let scaled = if is_last { e + e } else { e } * f32::from_bits(if is_last { 0x7f00_0000 } else { power });
@@ -55,9 +56,9 @@ pub(super) fn sigmoid<const FMA: bool>(x: f32) -> f32 {
     1.0 / (1.0 + exp::<FMA>(-x))
 }
 
-/// Hyperbolic tangent with a relative error below 1e-6: its series up to 0.4, the exponential beyond, which rounds as
-/// well as f32 allows near 1. A rational function would take half of the time, but its errors of a few roundings near 1
-/// would change truncated results.
+/// Hyperbolic tangent with a relative error below 1e-6: a series up to 0.4, and beyond 0.4 the exponential function,
+/// whose result near 1 is as exact as f32 allows. A rational function would take half of the time, but near 1 it would
+/// be wrong by a few units in the last place, which would change truncated results.
 #[inline(always)]
 pub(super) fn tanh<const FMA: bool>(x: f32) -> f32 {
     const SERIES: [f32; 6] = [1.0, -1.0 / 3.0, 2.0 / 15.0, -17.0 / 315.0, 62.0 / 2835.0, -1382.0 / 155_925.0];

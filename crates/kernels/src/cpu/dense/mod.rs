@@ -60,10 +60,11 @@ use super::isa::{Isa, Kernels};
 use operands::FEW_COLUMNS;
 use operands::reach;
 
-/// Rows that are a multiple of this distance apart share sets of an L1 cache of 8 ways, and displace each other in a tile.
+/// Rows whose distance is a multiple of this number are in the same sets of an 8-way L1 cache: the rows of one tile
+/// evict each other.
 #[cfg(target_arch = "x86_64")]
 const APART: usize = 512;
-/// Minimum number of rows of a product for copying them to another distance.
+/// Minimum number of rows of a product for which the rows are first copied to another distance.
 #[cfg(target_arch = "x86_64")]
 const APART_ROWS_MIN: usize = 8;
 /// Rows of the widest tile.
@@ -151,7 +152,7 @@ impl Kernels {
             Form::Single if self.isa == Isa::Avx512 && is_few => unsafe {
                 avx512::few(product, out, stride);
             },
-            // SAFETY: as above.
+            // SAFETY: the features were found; the slices are checked above.
             #[cfg(target_arch = "x86_64")]
             Form::Single if self.isa == Isa::Avx512 && columns <= avx512::HALF => unsafe {
                 avx512::half(product, out, stride);

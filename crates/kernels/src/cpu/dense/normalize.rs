@@ -61,7 +61,7 @@ fn each(run: &mut [f32], f: impl Fn(f32) -> f32) {
     }
 }
 
-/// Groups of numbers that take a step of the softmax together, because the steps of one group wait for each other.
+/// Number of groups whose softmax steps are interleaved, because each step of a group depends on the step before.
 const RUNS: usize = 16;
 
 #[inline(always)]
@@ -139,7 +139,7 @@ mod tests {
         (0..count).map(|n| ((n * 37 + seed * 101 + 11) % 127) as f32 / 16.0 - 4.0).collect()
     }
 
-    /// Steps over runs of one row, each with a result of its own.
+    /// Separate steps over groups of one row; each step writes its result to a new buffer.
     struct Steps {
         kernels: Kernels,
         runs: usize,

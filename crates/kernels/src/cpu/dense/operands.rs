@@ -83,8 +83,8 @@ pub struct Product<'a> {
     pub factors: Form,
     /// Form of the result; pairs only if the factors are pairs.
     pub result: Form,
-    /// True if the last columns are computed first: of a matrix that is read again and again, the part that was read last is
-    /// still in the L1 cache.
+    /// True if the last columns are computed first. If the same matrix is read repeatedly, the columns that were read
+    /// last are still in the L1 cache.
     pub backwards: bool,
 }
 

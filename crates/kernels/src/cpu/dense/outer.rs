@@ -1,8 +1,9 @@
 //! Outer products summed over rows, `Aᵀ B`: the gradient of a matrix that rows were multiplied by.
 //!
-//! Every number of the result is one chain of multiply-adds in row order that begins with the value in `out`. So a block of rows
-//! can be split anywhere without changing the bits. A tile of up to 14 rows and 32 columns of the result stays in registers for
-//! all rows of a block. With few rows a tile has up to 128 columns, because there are not enough other independent sums.
+//! Every number of the result is one chain of multiply-adds in row order that begins with the value in `out`. So a
+//! block of rows can be split anywhere without changing the bits. A tile of up to 14 rows and 32 columns of the result
+//! stays in registers for all rows of a block. A result with few rows has tiles of up to 128 columns, to have enough
+//! independent sums.
 
 use super::super::isa::{Isa, Kernels};
 

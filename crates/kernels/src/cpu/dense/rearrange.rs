@@ -2,7 +2,7 @@
 
 use super::super::isa::{Isa, Kernels};
 
-/// List of indices in a form by which numbers are copied faster than one by one.
+/// List of indices in the form of transposed matrices or ranges, which are copied faster than single numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Matrices `[rows, columns]`, whose rows are `stride` apart, that are transposed; one per offset.
@@ -160,7 +160,8 @@ mod avx512 {
         }
     }
 
-    /// Transposes 16 registers of 16 numbers: neighbouring rows, then pairs of rows, then quarters of registers.
+    /// Transposes 16 registers of 16 numbers: interleaves neighbouring rows, then pairs of rows, then quarters of
+    /// registers.
     #[target_feature(enable = "avx512f")]
     #[inline]
     fn turned(tile: [__m512; LANES]) -> [__m512; LANES] {
@@ -218,7 +219,8 @@ mod tests {
         fn transposed_matrices_are_those_of_their_indices(
             rows in 4u32..70, columns in 4u32..70, gap in 0u32..5, firsts in prop::collection::vec(0u32..500, 1..4),
         ) {
-            // A matrix that begins where the one before ends looks like more columns of it, and is not transposed.
+            // A matrix that begins at the end of the matrix before is taken for more columns of that matrix, and is not
+            // transposed.
             prop_assume!(firsts.windows(2).all(|two| two[1] != two[0] + columns));
             let stride = columns + gap;
             let matrix = |first: &u32| {

@@ -30,7 +30,7 @@ impl Cell {
     }
 }
 
-/// Products of one time step of a block of rows. Each has `gates * hidden` numbers per row, gate after gate.
+/// Products of one time step of a block of rows. Each product has `gates * hidden` numbers per row, gate after gate.
 #[derive(Clone, Copy, Debug)]
 pub struct CellStep<'a> {
     /// Kind of the layer.

@@ -60,7 +60,7 @@ proptest! {
     }
 }
 
-/// Rows whose distance is a large power of two are copied apart, without another result.
+/// Rows whose distance is a large power of two are copied to another distance, which does not change the result.
 #[test]
 fn products_of_rows_far_apart_are_those_of_adjacent_rows() {
     for (rows, depth, stride, columns) in
@@ -75,7 +75,7 @@ fn products_of_rows_far_apart_are_those_of_adjacent_rows() {
             for (out, numbers, stride, is_apart) in
                 [(&mut made, &apart, stride, true), (&mut want, &adjacent, depth, false)]
             {
-                // A second part without numbers keeps the rows where they are.
+                // A second part without numbers prevents the copy of the rows.
                 let nothing = Part { rows: numbers, ..Part::default() };
                 let part = Part { rows: numbers, stride, depth, weights };
                 let parts = if is_apart { vec![part] } else { vec![part, nothing] };
@@ -128,7 +128,7 @@ fn rounded(x: f32) -> f32 {
     half::bf16::from_f32(x).to_f32()
 }
 
-/// The room of a row of pairs.
+/// Returns the length in f32 of a row of `count` numbers in pairs.
 fn room(count: usize) -> usize {
     Form::Pairs.room(count).next_multiple_of(STEP)
 }

@@ -9,7 +9,7 @@ macro_rules! tiles {
     ($features:literal, $multiply_add:path, $pairs:path) => {
         /// Maximum number of rows of a tile: 28 of 32 registers hold sums.
         const ROWS_MAX: usize = 14;
-        /// Up to this number of rows, [`WIDE`] registers of columns are multiplied at once: fewer would be too few independent
+        /// Up to this number of rows, [`WIDE`] registers of columns are multiplied at once, to have enough independent
         /// sums.
         const ROWS_FEW: usize = 3;
         const WIDE: usize = 8;

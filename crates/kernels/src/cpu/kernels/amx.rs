@@ -1,5 +1,5 @@
-//! Scans for four queries at once by AMX tiles: each step multiplies their eight rows by the 16 items of a block, 16 groups of 4
-//! dimensions deep.
+//! Scans for four queries at once by AMX tiles: each step multiplies their eight rows (two per query) by the 16 items
+//! of a block, 16 groups of 4 dimensions deep.
 //!
 //! AVX-512 serves the first four queries of a list, because its sequential reads wait less for memory. Tiles are faster if the
 //! list is still cached after that (at most `NEAR_BYTES`), so they serve the further groups of four queries of such lists.

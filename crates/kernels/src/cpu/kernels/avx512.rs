@@ -66,7 +66,7 @@ unsafe fn block_sums<const R: usize>(
 pub(super) unsafe fn stage(scores: __m512, mask: u16, first_slot: u32, threshold: __m512, staging: &mut Staging<'_>) {
     let retained = _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(mask, scores, threshold);
     if retained != 0 {
-        // SAFETY: the caller's guarantees.
+        // SAFETY: the caller guarantees room for 16 entries.
         unsafe { put(scores, retained, first_slot, staging) };
     }
 }

@@ -1,7 +1,7 @@
-//! Loops over codes, rows and scores, one file per instruction set. All of them return equal integers, and floats that differ by
-//! rounding only.
+//! Loops over codes, rows and scores, one file per instruction set. All sets return equal integers, and floats that
+//! differ by rounding only.
 //!
-//! **Blocked int8 rows.** A block holds 16 items; a group of 64 bytes in it holds 4 dimensions of each item, item after
+//! **Int8 blocks.** A block holds 16 items; a group of 64 bytes in it holds 4 dimensions of each item, item after
 //! item, so that one load feeds 16 accumulators and no horizontal sums are needed. `G = ceil(D / 4)` groups make a
 //! block. Items are stored with 128 added (unsigned), queries are signed: `Σ (x + 128) q = Σ x q + 128 Σ q`, one
 //! constant per query.

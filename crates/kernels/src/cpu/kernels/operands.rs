@@ -51,11 +51,11 @@ pub struct Int8Query<'a> {
     pub rows: [&'a [i8]; 2],
     /// 128 times the sum of each row, to subtract because item codes are stored with 128 added.
     pub corrections: [i32; 2],
-    /// Value of 1 in the low row.
+    /// Factor of the numbers of the low row: a component is `scale (128 high + low)`.
     pub scale: f32,
 }
 
-/// Value of 1 in the high row of a query, in units of the low row.
+/// Factor of the high row of a query, relative to the low row.
 pub(super) const HIGH: f32 = 128.0;
 
 /// Buffer for scored items before selection. `len` entries are filled. A kernel writes complete registers, so both slices need

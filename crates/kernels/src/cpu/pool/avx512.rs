@@ -37,8 +37,9 @@ pub(super) unsafe fn pool<const F: usize>(rows: &Rows<'_>, bags: &Bags<'_>, out:
     }
 }
 
-/// Computes the sums of up to `16 V` columns. The last register ends at the last column: it overlaps other columns or, if the row
-/// is narrower than a register, is masked. A load past the end of the row would wait for an unrelated cache line, masked or not.
+/// Computes the sums of up to `16 V` columns. The last register ends at the last column: it overlaps other columns or,
+/// if the row is narrower than a register, is masked. A load past the end of the row would wait for an unrelated cache
+/// line, even if masked.
 ///
 /// # Safety
 /// As [`pool`]; `part` lies inside the row and takes at most `V` registers.

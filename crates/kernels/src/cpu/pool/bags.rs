@@ -56,7 +56,7 @@ impl Bags<'_> {
         self.offsets[bag] - self.offsets[0]..self.offsets[bag + 1] - self.offsets[0]
     }
 
-    /// Returns the weight of the id at `at`.
+    /// Returns the weight of the id with index `at`.
     ///
     /// # Safety
     /// `at` is below the number of ids, and there is one weight per id.
@@ -70,7 +70,7 @@ impl Bags<'_> {
     }
 }
 
-/// Prefetches the bytes `span` of the row of the id at `at`, if it exists.
+/// Prefetches the bytes `span` of the row of the id with index `at`, if it exists.
 #[inline]
 pub(super) fn prefetch_row(rows: &Rows<'_>, ids: &[i64], at: usize, span: &Range<usize>) {
     let Some(&id) = ids.get(at) else { return };
@@ -78,7 +78,7 @@ pub(super) fn prefetch_row(rows: &Rows<'_>, ids: &[i64], at: usize, span: &Range
     prefetch_range(row.wrapping_add(span.start), span.len());
 }
 
-/// Prefetches the first rows, which the prefetch distance skips.
+/// Prefetches the rows of the first ids; the loop over all ids prefetches only rows from the prefetch distance on.
 pub(super) fn prefetch_first(rows: &Rows<'_>, bags: &Bags<'_>, span: &Range<usize>) {
     (0..PREFETCH_ROWS).for_each(|at| prefetch_row(rows, bags.ids, at, span));
 }

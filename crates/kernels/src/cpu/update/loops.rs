@@ -95,8 +95,8 @@ fn sum_run<L: Lanes>(
     }
 }
 
-/// Applies the rule to a row and its state, which are contiguous in `stretch`. Returns false and leaves both unchanged
-/// if the result would not be finite or would exceed the limits.
+/// Applies the rule to a row and its state, which are contiguous in `stretch`. If the result would not be finite or
+/// would exceed the limits, returns false and leaves both unchanged.
 #[inline(always)]
 fn update_row<L: Lanes>(
     step: &Step,

@@ -5,7 +5,7 @@
 //! [`Step`] and writes row and state, which are contiguous ([`Stretches`]). FBGEMM calls this a table-batched embedding with a
 //! fused optimizer (<https://github.com/pytorch/FBGEMM>, `split_table_batched_embeddings_ops_training`).
 //!
-//! The order of all sums is a contract, so that every instruction set, thread count and sharding gives the same bits:
+//! The order of all sums is fixed, so that every instruction set, thread count and sharding gives the same bits:
 //!
 //! - Occurrences are added in the order of the batch, in groups of [`RUN`]; the sums of groups are added in order.
 //! - A gradient is multiplied by its weight before it is added, without a fused multiply-add, whose rounding differs.

@@ -2,7 +2,7 @@
 
 use super::lanes::{BLOCK, Block};
 
-/// Gradients per slot, contiguous, each padded with zeros to complete blocks.
+/// Gradient of each slot, contiguous, padded with zeros to complete blocks.
 #[derive(Clone, Copy, Debug)]
 pub struct GradientRows<'a> {
     values: &'a [Block],

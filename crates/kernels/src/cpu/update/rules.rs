@@ -4,17 +4,17 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RuleKind {
-    /// `w -= rate g`. No state.
+    /// `w -= rate g`. Rows have no state.
     Sgd,
-    /// `m += g²; w -= rate g / (√m + ε)`. State: m `[D]`.
+    /// `m += g²; w -= rate g / (√m + ε)`. The state of a row is m `[D]`.
     Adagrad,
-    /// `m += mean(g²); w -= rate g / (√m + ε)`. State: m, one number per row.
+    /// `m += mean(g²); w -= rate g / (√m + ε)`. The state of a row is the number m.
     #[default]
     RowwiseAdagrad,
     /// `m = β₁ m + (1 - β₁) g; v = β₂ v + (1 - β₂) g²; w -= rate m̂ / (√v̂ + ε)`, corrected by the number of updates of the row.
-    /// State: m `[D]`, v `[D]`, the number of updates.
+    /// The state of a row is m `[D]`, v `[D]` and the number of updates.
     Adam,
-    /// Adam whose second moment is that of `mean(g²)`. State: m `[D]`, v, the number of updates.
+    /// Adam whose second moment is that of `mean(g²)`. The state of a row is m `[D]`, v and the number of updates.
     RowwiseAdam,
 }
 
@@ -23,7 +23,7 @@ impl RuleKind {
     pub const ALL: [RuleKind; 5] =
         [RuleKind::Sgd, RuleKind::Adagrad, RuleKind::RowwiseAdagrad, RuleKind::Adam, RuleKind::RowwiseAdam];
 
-    /// Returns the numbers of state per row of `width` numbers: vectors of that width, then scalars.
+    /// Returns the number of state values per row of `width` numbers: vectors of that width, then scalars.
     pub fn state_width(self, width: usize) -> usize {
         self.state_vectors() * width + self.state_numbers()
     }
@@ -67,7 +67,7 @@ pub enum Decay {
     None,
     /// Adds `λ w` to the gradient.
     L2(f32),
-    /// Multiplies the row by `1 - rate λ`, apart from the gradient.
+    /// Multiplies the row by `1 - rate λ`, independently of the gradient.
     Decoupled(f32),
 }
 

@@ -224,7 +224,7 @@ fn rules_follow_their_formulas() {
 
 #[test]
 fn sums_of_a_row_are_added_in_runs() {
-    // One number per gradient: the order of additions shows in the last bits.
+    // Each gradient has one number, so that the order of additions shows in the last bits.
     let count = 2 * RUN + 9;
     let mut next = draws(9);
     let gradients: Vec<[f32; BLOCK]> = (0..count)

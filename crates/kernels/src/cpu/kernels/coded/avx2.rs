@@ -15,7 +15,8 @@ pub(super) unsafe fn block_sums(codes: &[u8], tables: &[u8]) -> [u32; BLOCK] {
     debug_assert_eq!(codes.len() / LINE, tables.len() / TABLE);
     let (low_half, ones) = (_mm256_set1_epi8(15), _mm256_set1_epi8(1));
     let words = _mm256_set1_epi16(1);
-    // A shuffle writes zero if the highest bit of the index is set: set for all bytes of an item but one.
+    // A shuffle writes zero if the highest bit of the index is set; `others[p]` sets this bit in all bytes of an item
+    // but byte `p`.
     let others: [__m256i; 4] = std::array::from_fn(|p| _mm256_set1_epi32(!(0xff << (8 * p)) & 0x8080_8080u32 as i32));
     let mut sums = [_mm256_setzero_si256(); 2];
     for (line, tables) in codes.chunks_exact(LINE).zip(tables.chunks_exact(TABLE)) {

@@ -10,7 +10,7 @@
 //! `8 g + 4 + p` in its high half. `G = M / 8` lines make a block. So one shuffle of a line looks up 64 codes in the tables of
 //! four subspaces, and one dot product with ones adds the four values of each item: 7 instructions per 128 codes with AVX-512 VBMI.
 //!
-//! Source: product quantization (Jégou et al. 2011), scanned by shuffles as in Quick ADC (André et al. 2017).
+//! Source: product quantization (Jégou et al., 2011), scanned by shuffles as in Quick ADC (André et al., 2017).
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

@@ -18,7 +18,7 @@ unsafe fn block_sums<const N: usize>(
     lines: usize,
 ) -> [__m512i; N] {
     let (half, ones) = (_mm512_set1_epi8(0x0f), _mm512_set1_epi8(1));
-    // The four bytes of an item index the four tables of 16 values.
+    // Offsets of the four tables of 16 values: byte `p` of an item indexes table `p`.
     let place = _mm512_set1_epi32(0x3020_1000);
     let mut sums = [[_mm512_setzero_si512(); 2]; N];
     for g in 0..lines {
@@ -29,7 +29,7 @@ unsafe fn block_sums<const N: usize>(
             for n in 0..N {
                 _mm_prefetch::<_MM_HINT_T0>(ahead[n].wrapping_add(g * LINE).cast());
                 let line = _mm512_loadu_si512(codes[n].add(g * LINE).cast());
-                // (line & half) | place
+                // Computes `(line & half) | place`.
                 let of_low = _mm512_ternarylogic_epi32::<0xEA>(line, half, place);
                 let of_high = _mm512_ternarylogic_epi32::<0xEA>(_mm512_srli_epi16::<4>(line), half, place);
                 sums[n][0] = _mm512_dpbusd_epi32(sums[n][0], _mm512_permutexvar_epi8(of_low, low), ones);
