@@ -155,7 +155,7 @@ impl<T: Send + Sync> Registry<T> {
         self.change(name, |entry| {
             entry.insert(loaded.clone());
             entry.activate(version);
-            // This server's operator decides until the desired state changes.
+            // The decision of this server's operator holds until the desired state changes.
             entry.is_desired_active = true;
             entry.settle(settled);
         });

@@ -136,7 +136,8 @@ impl<T: Send + Sync> Registry<T> {
         {
             tracing::warn!(model = name, version = before, %error, "activation in the store failed, and the previous version could not be reactivated");
         }
-        // `activate` lets this server's operator decide. Here the store decides, if its desired state is new or already met.
+        // `activate` has set this flag. It stays set only if no other version is desired, or if it was set before at
+        // this revision.
         self.change(name, |entry| {
             let is_met = entry.desired_state.version.is_none_or(|version| entry.active == Some(version));
             entry.is_desired_active = is_met || was_done && entry.desired_state.revision == revision;

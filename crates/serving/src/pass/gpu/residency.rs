@@ -1,8 +1,8 @@
 //! Residency of versions in device memory: which are resident, which wait for room, and which are evicted.
 //!
 //! The first request for a version uploads it, and other requests wait for the upload. If there is no room or a device fails,
-//! later requests trigger retries with growing delays. A version with far fewer requests in the meantime is evicted, and waits in
-//! turn.
+//! later requests trigger retries with growing delays. A resident version that meanwhile gets far fewer requests is
+//! evicted, and then waits for room itself.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
