@@ -35,7 +35,8 @@ use sterling_serving::view::View;
 const FRESH_SHARE_MAX: f64 = 0.3;
 /// Minimum number of changed or delta items for the warning of [`FRESH_SHARE_MAX`].
 const FRESH_MIN: usize = 1024;
-/// Share of a snapshot's items that may be strays, which the lists were not trained for: similar searches scan all of them.
+/// Maximum share of strays (items unlike those that the lists were trained on) in a snapshot without a warning: similar
+/// searches scan all strays.
 const STRAY_SHARE_MAX: f64 = 0.05;
 /// Time after which a running merge is reported.
 const MERGE_LONG: Duration = Duration::from_secs(60);

@@ -108,7 +108,7 @@ struct Lines {
 }
 
 impl Lines {
-    /// Returns the index behind the header's end in these bytes, which continue the previous ones.
+    /// Returns the index after the end of the header in these bytes, which continue the previous ones.
     fn end(&mut self, bytes: &[u8]) -> Option<usize> {
         for (at, byte) in bytes.iter().enumerate() {
             match byte {

@@ -182,7 +182,7 @@ fn header(headers: &HeaderMap, name: &str, expected: &str) -> Result<Option<u64>
 
 /// Parses the view in a header.
 fn named_view(value: &HeaderValue) -> Result<ViewPosition> {
-    parsed(value, (VIEW_HEADER, "`any`, or a position and that of the snapshot under it, with a dot between"))
+    parsed(value, (VIEW_HEADER, "`any`, or the positions of a view and of its base snapshot with a dot between"))
 }
 
 fn parsed<T: FromStr>(value: &HeaderValue, (name, expected): (&str, &str)) -> Result<T> {

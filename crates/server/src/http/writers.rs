@@ -95,7 +95,7 @@ impl ChunkThreads {
         };
         locked(&self.turns).push(flow, Box::pin(job));
         let turns = self.turns.clone();
-        // There is one task per job; each runs the next job in rotation.
+        // Spawns one task per job. A task runs the next job in rotation, which need not be the job queued above.
         let next = async move {
             let job = locked(&turns).pop();
             if let Some(job) = job {
