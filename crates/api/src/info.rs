@@ -107,7 +107,7 @@ pub struct ModelInfo {
     /// Queries of a user, if there are several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub queries: Vec<QueryInfo>,
-    /// Merge of their candidates: `union`, `intersection` or `weighted`.
+    /// Merge of the candidates of several queries: `union`, `intersection` or `weighted`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merge: Option<String>,
     /// Embedding tables.
@@ -139,7 +139,7 @@ pub struct ModelInfo {
     pub calibration: Option<CalibrationInfo>,
     /// Bytes of the snapshot.
     pub bytes: u64,
-    /// Bytes of memory that are planned for it.
+    /// Memory that is planned for the version, in bytes.
     pub memory_bytes: u64,
     /// Labels that point to this version.
     pub labels: Vec<String>,
@@ -176,7 +176,7 @@ pub struct CurveInfo {
     pub recall: Vec<f64>,
     /// Lower 95 % confidence bound of the mean recall.
     pub low: Vec<f64>,
-    /// The same by first-pass codes; omitted if there are none. All other fields describe int8 rows.
+    /// Curve of searches by first-pass codes; omitted if there are none. All other fields describe int8 rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub codes: Option<CodedCurveInfo>,
 }
@@ -188,7 +188,7 @@ pub struct CodedCurveInfo {
     pub selected: Vec<usize>,
     /// Probed lists; under a filter, only lists with eligible items count.
     pub probes: Vec<usize>,
-    /// Mean recall, including the loss by codes.
+    /// Mean recall, including the loss by quantized codes.
     pub recall: Vec<f64>,
     /// Lower confidence bound of the recall, including the losses by both probes and codes.
     pub low: Vec<f64>,
@@ -269,7 +269,7 @@ pub struct VersionInfo {
     pub active: bool,
     /// True if this version is in memory.
     pub loaded: bool,
-    /// Labels that point to it.
+    /// Labels that point to the version.
     pub labels: Vec<String>,
     /// Digest of the files in memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -305,7 +305,8 @@ pub struct DesiredState {
     /// Version that should answer; omitted if it is the newest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<u64>,
-    /// True if the active version of this server satisfies it: it is that version, or a merge of it with later updates.
+    /// True if the active version of this server satisfies the desired state: it is the desired version, or a merge of
+    /// it with later updates.
     pub stands: bool,
     /// Version that each label should point to.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

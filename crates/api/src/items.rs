@@ -44,7 +44,7 @@ fn members<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Option<Mem
     Members::deserialize(from).map(Some)
 }
 
-/// Field that is read from an invalid item.
+/// Id of an invalid item, which is parsed separately for its error.
 #[derive(Deserialize)]
 struct Identified {
     id: i64,
@@ -86,12 +86,12 @@ pub struct RefusedItem {
     pub reason: String,
 }
 
-/// A shard that failed to do its share of a call through a router; all others did theirs.
+/// Shard that did not execute its share of a call through a router; all other shards executed theirs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FailedShard {
     /// Shard number.
     pub shard: u32,
-    /// Indices in the call of its items; empty for a deletion by a filter.
+    /// Indices, in the call, of the shard's items; empty for a deletion by a filter.
     pub places: Vec<usize>,
     /// Error code, as in problems.
     pub code: String,
@@ -184,18 +184,18 @@ pub struct PositionResponse {
     pub shards: Vec<ShardPosition>,
 }
 
-/// Progress of a shard.
+/// Progress of the updates of a shard.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ShardPosition {
     /// Shard number.
     pub shard: u32,
     /// Visible position.
     pub position: u64,
-    /// Position of its last durable update.
+    /// Position of the shard's last durable update.
     pub durable: u64,
-    /// Its items that are searched.
+    /// Number of items of the shard that are searched.
     pub items: usize,
-    /// Its items that are searched but not in its snapshot (delta).
+    /// Number of items of the shard that are searched but not in its snapshot (delta).
     pub fresh_items: usize,
 }
 
@@ -206,9 +206,9 @@ pub struct MergeResponse {
     pub model: String,
     /// Version number.
     pub version: u64,
-    /// Position of the last update that it includes.
+    /// Position of the last update that the version includes.
     pub position: u64,
-    /// Number of its items.
+    /// Number of items of the version.
     pub items: usize,
 }
 

@@ -192,7 +192,7 @@ fn id(column: &ArrowColumn, row: usize) -> Result<i64> {
     }
 }
 
-/// Converts the values of an attribute; an empty list is missing, as in JSON.
+/// Converts the values of an attribute; an empty list means a missing value, as in JSON.
 fn given(values: Option<Values>) -> Result<GivenValues> {
     Ok(match values {
         Some(Values::Integers(list)) if !list.is_empty() => GivenValues::Integers(list),
