@@ -605,7 +605,8 @@ mod tests {
         std::fs::write(folder.join(name), bytes).unwrap();
     }
 
-    /// 300 unit vectors in a quarter of the circle, eight of them as queries, and exact answers over all and over every third.
+    /// Writes 300 unit vectors in a quarter of the circle, eight of them as queries, with exact answers over all items
+    /// and over every third item.
     fn folder() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let vector = |n: usize| [(n as f32 / 200.0).cos(), (n as f32 / 200.0).sin()];

@@ -88,7 +88,7 @@ impl Demo {
         }
         let address = server.address()?;
         say(format_args!(
-            "ready after {:.2} s: http://{address}/ shows a page; ask as the README does:",
+            "ready after {:.2} s: open http://{address}/ in a browser, or send a request as in the README:",
             start.elapsed().as_secs_f64()
         ))?;
         say(format_args!(

@@ -39,7 +39,7 @@ pub(crate) struct Bench {
     /// Model; default: the first one
     #[arg(long)]
     pub(super) model: Option<String>,
-    /// Call
+    /// Measured call
     #[arg(long, default_value = "retrieve", value_parser = ["retrieve", "rank", "embed"])]
     pub(super) call: String,
     /// Requests per second (open loop); start rate of --find-peak
