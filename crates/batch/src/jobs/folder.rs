@@ -123,7 +123,7 @@ impl<T: Purpose> JobFolder<T> {
         }
     }
 
-    /// Opens the existing job of a folder, whatever its settings are.
+    /// Opens the existing job of a folder, without a check of its settings.
     ///
     /// # Errors
     /// `NotFound` if no job was started in the folder; `Corrupt` or `Io`.
