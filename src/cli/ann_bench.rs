@@ -205,9 +205,9 @@ impl Sink for Results {
 enum ProbeSource {
     Probes(usize),
     Recall(f64),
-    /// This number of lists, also under a filter.
+    /// This number of probed lists, also under a filter.
     Just(usize),
-    /// This number of lists, with candidates selected by codes.
+    /// This number of probed lists, with candidates selected by codes.
     Codes(usize, Selected),
 }
 

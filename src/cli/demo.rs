@@ -27,7 +27,7 @@ use sterling_snapshot::Store;
 use sterling_snapshot::model::MODEL_FILE;
 use sterling_snapshot::sandbox::{ProcessSandbox, SandboxMode};
 
-/// Path of the model relative to the program's folder, as wheels install it.
+/// Path of the model relative to the program's folder, if the program was installed from a wheel.
 const INSTALLED: &str = "share/sterling/debian";
 /// Path of the model in the clone from which the program was built.
 const BUILT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/debian");

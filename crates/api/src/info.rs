@@ -41,9 +41,9 @@ pub struct FeatureInfo {
 pub struct QueryInfo {
     /// Name of the query.
     pub name: String,
-    /// Default number of its candidates, K0.
+    /// Default number of candidates of the query, K0.
     pub candidates: usize,
-    /// Factor on its scores before the merge.
+    /// Factor on the scores of the query before the merge.
     pub weight: f32,
 }
 
@@ -143,7 +143,7 @@ pub struct ModelInfo {
     pub memory_bytes: u64,
     /// Labels that point to this version.
     pub labels: Vec<String>,
-    /// From a router: shards whose state is unknown. Bytes are those of the other shards.
+    /// From a router: shards whose state is unknown. The numbers of bytes exclude these shards.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<MissingShard>,
 }
@@ -172,11 +172,12 @@ pub struct CurveInfo {
     pub pass_rate: f64,
     /// Probed lists for each target; under a filter, only lists with eligible items count.
     pub probes: Vec<usize>,
-    /// Mean measured recall with these probes.
+    /// Mean measured recall with this number of probed lists.
     pub recall: Vec<f64>,
     /// Lower 95 % confidence bound of the mean recall.
     pub low: Vec<f64>,
-    /// Curve of searches by first-pass codes; omitted if there are none. All other fields describe int8 rows.
+    /// Curve of searches by first-pass codes; omitted if there are none. The other fields of a curve describe int8
+    /// rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub codes: Option<CodedCurveInfo>,
 }
@@ -300,7 +301,7 @@ pub struct VersionList {
 /// Desired state of a model, which all servers of its store apply.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DesiredState {
-    /// Number of changes so far.
+    /// Number of changes of the desired state so far.
     pub revision: u64,
     /// Version that should answer; omitted if it is the newest.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -105,7 +105,7 @@ pub struct FailedShard {
     pub may_be_done: bool,
 }
 
-/// Result of updates. They are durable, and visible from their position on.
+/// Result of updates, which are durable, and visible from their position on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct UpdateResponse {
     /// Name of the model.
@@ -122,8 +122,8 @@ pub struct UpdateResponse {
     pub refused: Vec<RefusedItem>,
     /// True if the call was made before with the same idempotency key; it had no further effect.
     pub repeated: bool,
-    /// From a router: shards that did not accept their items. The call is then answered with a problem that includes these
-    /// fields.
+    /// From a router: shards that did not accept their items. If there are any, the answer is a problem that includes
+    /// these fields.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failed: Vec<FailedShard>,
 }
@@ -149,7 +149,7 @@ pub struct DeleteResponse {
     /// True if the call was made before with the same idempotency key; it had no further effect.
     #[serde(default)]
     pub repeated: bool,
-    /// From a router: shards that failed. The call is then answered with a problem that includes these fields.
+    /// From a router: shards that failed. If there are any, the answer is a problem that includes these fields.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failed: Vec<FailedShard>,
 }
@@ -251,8 +251,8 @@ pub fn upserts(body: &[u8], lines: bool) -> Result<Vec<Result<GivenItem, Invalid
     Ok(texts(body, lines)?.into_iter().map(upsert).collect())
 }
 
-/// Divides the items of an upsert by shard: per shard their indices in the call and a body with them. Unreadable items belong to
-/// no shard.
+/// Divides the items of an upsert by shard: returns, per shard, the indices of its items in the call and a body with
+/// these items. Unreadable items belong to no shard.
 ///
 /// # Errors
 /// As [`upserts`].

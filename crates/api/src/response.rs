@@ -205,11 +205,11 @@ pub struct RetrieveResponse {
     pub result: Retrieved,
 }
 
-/// One entry of a batch: an answer, or the problem of this request.
+/// One entry of a batch: the answer to a request, or its problem.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub enum BatchEntry {
-    /// The request failed; the others did not.
+    /// Problem of a failed request; the other requests of the batch are answered independently.
     Problem {
         /// Error of the request.
         problem: Problem,

@@ -107,7 +107,7 @@ pub struct ShadowDiff {
     pub shadow_version: u64,
     /// Items of the longer answer.
     pub k: usize,
-    /// Share of these items that both answers have.
+    /// Share of the items that both answers have.
     pub overlap: f64,
     /// Mean difference between the ranks of common items in both answers.
     pub displacement: f64,

@@ -57,8 +57,8 @@ pub fn arrow_upserts(body: &[u8], hold: Reserve<'_>) -> Result<Vec<Result<GivenI
     Ok(items)
 }
 
-/// Divides the items of an upsert by shard: per shard their positions in the call and a stream with them. Items without a
-/// readable id belong to no shard.
+/// Divides the items of an upsert by shard: returns, per shard, the positions of its items in the call and a stream of
+/// these items. Items without a readable id belong to no shard.
 ///
 /// # Errors
 /// As [`arrow_upserts`].

@@ -285,9 +285,12 @@ impl App {
 fn journal_warnings(feed: &ModelUpdates, view: &View) -> Vec<String> {
     let Backlog { updates, bytes, share } = feed.backlog(view);
     let is_long = (share >= BACKLOG_MAX)
-        .then(|| format!("a start applies {updates} updates ({} MB) to its snapshot: merge them", bytes >> 20));
+        .then(|| format!("a restart would replay {updates} updates ({} MB): merge them", bytes >> 20));
     let lacks = feed.lacks(view).map(|next| {
-        format!("the update stream no longer has position {next}, which the active version needs at a restart: merge its updates before, and keep more of the stream (`max_age`, `max_msgs`, `max_bytes`)")
+        format!(
+            "the update stream no longer has position {next}, which the active version needs at a restart: merge the \
+             updates of the model before a restart, and keep more of the stream (`max_age`, `max_msgs`, `max_bytes`)"
+        )
     });
     let unmerged = feed.unmerged().map(|kind| {
         format!("updates stay in the delta, because the last merge failed ({}): the log has the reason", kind.name())

@@ -122,7 +122,7 @@ pub async fn pass(
     if of_page.is_some() {
         app.pages.keep_view(&app.registry, (model.clone(), view.clone()));
     }
-    // Versions on a GPU do not rerank early: they rerank in the separate call.
+    // A version on a GPU does not rerank early: the router requests reranking in a separate call.
     let is_on_card = app.engine.backend().residents().is_some();
     let seen = view.clone();
     let call = app.asides.prepare(body, has_texts(&seen), move |body| {

@@ -136,7 +136,8 @@ impl<T: Send + Sync> Registry<T> {
         {
             tracing::warn!(model = name, version = before, %error, "activation in the store failed, and the previous version could not be reactivated");
         }
-        // `activate` has set this flag. It stays set only if no other version is desired, or if it was set before at
+        // `activate` has set `is_desired_active`. The flag stays set only if no other version is desired, or if it was
+        // set before at this revision.
         // this revision.
         self.change(name, |entry| {
             let is_met = entry.desired_state.version.is_none_or(|version| entry.active == Some(version));

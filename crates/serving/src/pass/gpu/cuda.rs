@@ -232,8 +232,8 @@ impl Cuda {
     }
 }
 
-/// Answers requests for embeddings, and those whose tower output is invalid; returns which ones these are. Records the queries
-/// that will be searched.
+/// Answers requests for embeddings, and requests whose tower output is invalid. Returns, per request, whether its
+/// output is invalid. Records the queries that will be searched.
 fn answer_embeddings(batch: &dyn Batch, embedded: &Embedded<'_>, users: &HostUsers) -> Vec<bool> {
     let answer = |(n, &(place, prepared)): (usize, &(usize, &Prepared))| {
         let reads_more = prepared.view().main().package.needs_features();
