@@ -37,9 +37,9 @@ pub(super) struct Key {
 enum KeyRole {
     /// Retrievals and all other calls that change nothing
     Read,
-    /// Also changes of items
+    /// Calls of `read`, and changes of items
     Write,
-    /// Also versions, labels and merges
+    /// Calls of `write`, and changes of versions and labels, and merges
     Admin,
 }
 

@@ -24,7 +24,7 @@ pub struct ColumnInfo {
 /// A feature that requests may contain.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FeatureInfo {
-    /// Name in requests.
+    /// Name of the feature in requests.
     pub name: String,
     /// `ids`, `category`, `dense` or `text`.
     pub kind: String,
@@ -63,7 +63,7 @@ pub struct InputInfo {
 pub struct VectorInfo {
     /// Name of the tensor.
     pub name: String,
-    /// Numbers per item.
+    /// Number of values per item.
     pub width: usize,
     /// Storage format.
     pub format: String,
@@ -255,7 +255,7 @@ pub struct LabelList {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LabelRequest {
-    /// A version in memory.
+    /// Version in memory that the label will point to.
     pub version: u64,
 }
 

@@ -138,8 +138,8 @@ pub struct DeleteResponse {
     /// From a router over several shards: position of each called shard after the call, 0 for the others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub positions: Vec<u64>,
-    /// Deleted items: the distinct ids of the call, whether such items existed or not, or the number of items that passed the
-    /// filter. 0 for a dry run.
+    /// Deleted items: the distinct ids of the call, whether such items existed or not, or the number of items that
+    /// passed the filter; 0 for a dry run.
     pub deleted: usize,
     /// Deleted items that existed when the call was processed; for a dry run, those that would be deleted.
     #[serde(default)]

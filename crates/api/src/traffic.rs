@@ -35,7 +35,7 @@ pub struct TrafficResponse {
     pub model: String,
     /// Number of changes to the desired state in the store.
     pub revision: u64,
-    /// Version that answers all other requests.
+    /// Version that answers all unpinned requests that the canary does not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub active: Option<u64>,
     /// Desired canary.

@@ -63,7 +63,7 @@ pub struct OutputTensor {
 /// Size of a tensor's values.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct OutputSize {
-    /// Bytes after the JSON.
+    /// Number of bytes of the values after the JSON.
     pub binary_data_size: usize,
 }
 

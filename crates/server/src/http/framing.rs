@@ -18,13 +18,13 @@ pub(super) struct Framing {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// Header, or empty lines before it.
+    /// In a header, or in empty lines before a header.
     Header,
-    /// A complete header was passed on.
+    /// After a complete header, which was passed on to hyper.
     AcceptedPrefix,
-    /// Remaining bytes of a body.
+    /// In a body, with this number of remaining bytes.
     Body(u64),
-    /// Body of unknown length.
+    /// In a body of unknown length.
     Coded,
 }
 

@@ -26,7 +26,8 @@ use sterling_journal::{Append, Done, Follower, Journal, Journals, Record, Topic}
 use sterling_kernels::priority::{self, Background};
 use sterling_snapshot::{Snapshot, check_name};
 
-/// Maximum number of updates applied per batch, before and after a version is visible. Larger batches use all cores.
+/// Maximum number of updates per batch, first for visible versions, then for versions that are not visible yet, whose
+/// large batches use all cores.
 const TOGETHER_MAX: usize = 1024;
 const TOGETHER_MAX_UNSEEN: usize = 16_384;
 /// Maximum bytes of records per batch.

@@ -160,7 +160,7 @@ impl<T> Entry<T> {
         self.drop_idle();
     }
 
-    /// Drops versions without a role.
+    /// Drops versions that are neither active nor previous, have no label, are not held, and are no canary or shadow.
     fn drop_idle(&mut self) {
         let Entry { loaded, active, previous, labels, held, desired_state, .. } = self;
         loaded.retain(|v, _| {

@@ -99,8 +99,9 @@ impl<T: Send + Sync> Registry<T> {
         Ok(())
     }
 
-    /// Returns the desired state of a model in its store, as last read by this server, and whether the desired version is active;
-    /// `None` if this server does not follow the store. Reads the store.
+    /// Returns the desired state of a model in its store, as last read by this server, and whether the active version
+    /// satisfies the desired state; `None` if this server does not follow the store. Reads the published versions from
+    /// the store.
     pub fn desired(&self, name: &str) -> Option<(Desired, bool)> {
         let (desired_state, active) = match self.options.follow {
             true => self.entry(name, |entry| Ok((entry.desired_state.clone(), entry.active))).ok()?,

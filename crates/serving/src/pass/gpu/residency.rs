@@ -32,7 +32,7 @@ enum Outcome<T> {
 #[derive(Debug)]
 struct Version<S, T> {
     of: Weak<S>,
-    /// Unset during the first upload.
+    /// Outcome of the upload; unset during the first upload.
     outcome: Arc<OnceLock<Outcome<T>>>,
     /// Requests for the version since the last retry of any version.
     asks: u64,
@@ -134,7 +134,8 @@ impl<S: Send + Sync + 'static, T: Clone + Send + Sync + 'static> RetainedVersion
         is_due
     }
 
-    /// Returns resident versions with far fewer requests than a waiting one, the least requested first. Resets all counts.
+    /// Returns resident versions with far fewer requests than a waiting one, the least requested first. Resets the
+    /// request counts.
     pub(super) fn eviction_candidates(&self, by: &Arc<S>) -> Vec<(Weak<S>, T)> {
         let (mut versions, by) = (self.versions(), Arc::downgrade(by));
         let asks = versions.iter().find(|version| version.is(&by)).map_or(0, |version| version.asks);
