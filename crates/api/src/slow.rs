@@ -53,7 +53,7 @@ pub struct SlowPass {
 /// The slowest calls of the last minutes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SlowResponse {
-    /// Length of a window; calls of this window and of the one before are listed.
+    /// Length of a window; calls of the current and of the previous window are listed.
     pub window_seconds: u64,
     /// Calls, slowest first.
     pub calls: Vec<SlowCall>,

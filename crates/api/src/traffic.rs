@@ -133,7 +133,7 @@ pub struct ShadowDiff {
 /// Shadow answers of the last minutes that differed most from the answers sent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ShadowResponse {
-    /// Length of a window; answers of this window and of the one before are listed.
+    /// Length of a window; answers of the current and of the previous window are listed.
     pub window_seconds: u64,
     /// Differences, the largest first.
     pub diffs: Vec<ShadowDiff>,

@@ -52,8 +52,8 @@ impl Peak {
 }
 
 /// Searches the peak rate of the first class, starting at `first`; `run` runs the load at a rate. With a latency bound, a rate is
-/// sustained if its run is valid. A rate whose runs are repeatedly void counts as not sustained; if it bounds the peak, the peak
-/// has the reason.
+/// sustained if its run is valid. A rate whose runs are repeatedly void counts as not sustained; if such a rate bounds
+/// the peak, the peak contains the reason.
 ///
 /// # Errors
 /// Errors of `run`.

@@ -445,7 +445,7 @@ mod tests {
                 );
                 answer(&mut stream, number(&requested), ("200 OK", MEDIA_TYPE, "yes"));
             }
-            // The client closes the connection only after it became idle.
+            // The server closes the connection only after it became idle.
             reported.recv().unwrap();
             drop(stream);
             closed.send(()).unwrap();

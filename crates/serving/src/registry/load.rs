@@ -209,7 +209,7 @@ impl<T: Send + Sync> Registry<T> {
         let mut is_found = false;
         let mut tried = BTreeSet::new();
         for due in self.due(name, &published) {
-            // Once the newest version that can be loaded is active, older ones are not tried.
+            // Once the newest version that can be loaded is in memory, older ones are not tried.
             let is_newest = due.why == LoadReason::Newest;
             if !(is_newest && is_found) && tried.insert((due.version, due.why.clone())) {
                 is_found |= self.load_or_reject(name, &due) && is_newest;

@@ -139,7 +139,6 @@ impl<T: Send + Sync> Registry<T> {
         }
         // `activate` has set `is_desired_active`. The flag stays set only if no other version is desired, or if it was
         // set before at this revision.
-        // this revision.
         self.change(name, |entry| {
             let is_met = entry.desired_state.version.is_none_or(|version| entry.active == Some(version));
             entry.is_desired_active = is_met || was_done && entry.desired_state.revision == revision;

@@ -2,7 +2,7 @@
 
 async function refresh_traffic() {
   const answer = await ask(`${base()}/traffic`);
-  // A router does not answer this call.
+  // Hidden if the traffic is unknown, for example if the servers of a router report different settings.
   at("traffic").hidden = !answer.ok;
   if (answer.ok) render_traffic(answer.told);
 }
