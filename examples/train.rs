@@ -9,7 +9,7 @@ use std::path::Path;
 
 use sterling::{Publisher, Retrieve, Retriever, Snapshot, Trainer, User, Values};
 
-/// Says how the package of the tests learns; a package of one's own has this in its `model.toml`.
+/// Training settings that are added to the test package; other packages have them in their `model.toml`.
 const TRAIN: &str = "\n[train]\nlabel = \"click\"\nbatch = 16\nuniform = 8\ntemperature = 0.2\n";
 
 pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -23,7 +23,7 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = std::fs::read_to_string(package.join("model.toml"))? + TRAIN;
     std::fs::write(package.join("model.toml"), model)?;
 
-    // Users who have a package click on the next one.
+    // Generates events: a user who has one package clicks on the package with the next number.
     let mut lines = String::new();
     for n in 0..4000 {
         let has = (n * 7 + n / 11) % 11;
@@ -36,7 +36,7 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     let learned = folder.path().join("learned");
     let report = Trainer::new(&package).events(&events).seed(7).train(&learned)?;
     let (now, before) = (report.learned.ndcg.unwrap_or(0.0), report.frozen.ndcg.unwrap_or(0.0));
-    println!("{} events: NDCG@10 {now:.3}, and {before:.3} if it had not learned", report.events);
+    println!("{} events: NDCG@10 {now:.3}, and {before:.3} without learning", report.events);
     assert!(now > 1.3 * before, "{report:?}");
 
     let store = folder.path().join("store");

@@ -205,9 +205,9 @@ impl Sink for Results {
 enum ProbeSource {
     Probes(usize),
     Recall(f64),
-    /// This number of lists, also under a filter.
+    /// This number of probed lists, also under a filter.
     Just(usize),
-    /// This number of lists, with candidates selected by codes.
+    /// This number of probed lists, with candidates selected by codes.
     Codes(usize, Selected),
 }
 
@@ -605,7 +605,8 @@ mod tests {
         std::fs::write(folder.join(name), bytes).unwrap();
     }
 
-    /// 300 unit vectors in a quarter of the circle, eight of them as queries, and exact answers over all and over every third.
+    /// Writes 300 unit vectors in a quarter of the circle, eight of them as queries, with exact answers over all items
+    /// and over every third item.
     fn folder() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let vector = |n: usize| [(n as f32 / 200.0).cos(), (n as f32 / 200.0).sin()];

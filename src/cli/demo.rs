@@ -27,7 +27,7 @@ use sterling_snapshot::Store;
 use sterling_snapshot::model::MODEL_FILE;
 use sterling_snapshot::sandbox::{ProcessSandbox, SandboxMode};
 
-/// Path of the model relative to the program's folder, as wheels install it.
+/// Path of the model relative to the program's folder, if the program was installed from a wheel.
 const INSTALLED: &str = "share/sterling/debian";
 /// Path of the model in the clone from which the program was built.
 const BUILT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/debian");
@@ -88,7 +88,7 @@ impl Demo {
         }
         let address = server.address()?;
         say(format_args!(
-            "ready after {:.2} s: http://{address}/ shows a page; ask as the README does:",
+            "ready after {:.2} s: open http://{address}/ in a browser, or send a request as in the README:",
             start.elapsed().as_secs_f64()
         ))?;
         say(format_args!(

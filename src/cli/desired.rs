@@ -27,7 +27,7 @@ pub(super) struct Label {
     model: String,
     /// Name of the label
     label: String,
-    /// Version of the label
+    /// Version that the label points to
     #[arg(required_unless_present = "remove", conflicts_with = "remove")]
     version: Option<u64>,
     /// Remove the label

@@ -35,7 +35,7 @@ pub(super) struct Doctor {
     /// PEM file of a client certificate
     #[arg(long, value_name = "FILE", requires = "certificate_key")]
     certificate: Option<PathBuf>,
-    /// PEM file of its private key
+    /// PEM file of the private key of the client certificate
     #[arg(long, value_name = "FILE", requires = "certificate")]
     certificate_key: Option<PathBuf>,
     /// Access key with the role `read` for all models. Without TLS it is only sent to this machine and to

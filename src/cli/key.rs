@@ -24,7 +24,7 @@ pub(super) struct Key {
     /// Requests per second that each server process admits [default: unlimited]
     #[arg(long, value_name = "N")]
     rate: Option<f64>,
-    /// Requests at once; default: those of one second
+    /// Requests that may arrive at once; default: those of one second
     #[arg(long, value_name = "N", requires = "rate")]
     burst: Option<f64>,
     /// Append the entry to this file, which servers reload automatically, and print only the key
@@ -37,9 +37,9 @@ pub(super) struct Key {
 enum KeyRole {
     /// Retrievals and all other calls that change nothing
     Read,
-    /// Also changes of items
+    /// Calls of `read`, and changes of items
     Write,
-    /// Also versions, labels and merges
+    /// Calls of `write`, and changes of versions and labels, and merges
     Admin,
 }
 

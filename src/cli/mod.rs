@@ -3,7 +3,7 @@
 //! | exit code | meaning |
 //! |---|---|
 //! | 0 | done |
-//! | 1 | failure of the system or of another one |
+//! | 1 | failure of this system or of another one, such as a disk or a server |
 //! | 2 | invalid input: a flag, a file, a name |
 //! | 130, 143 | ended by SIGINT or SIGTERM before it was done |
 

@@ -101,7 +101,8 @@ struct UnitArgs {
     /// Process only this unit, from 0; for one of several workers
     #[arg(long, value_name = "N", conflicts_with = "units")]
     unit: Option<usize>,
-    /// Read unit numbers from standard input and answer each with a line on standard output, as a worker of an engine
+    /// Read unit numbers from standard input and answer each with a line on standard output, as a worker of a
+    /// processing engine
     #[arg(long, value_name = "-", value_parser = ["-"])]
     units: Option<String>,
 }

@@ -131,7 +131,8 @@ fn print_version(store: &Store, name: &str, version: u64) -> Result<()> {
     calibrated(store, name, version)
 }
 
-/// Prints a note if an earlier version contains updates of its log, and the new version states that it contains no updates.
+/// Prints a note if the new version states that it contains no updates of the log, but an earlier version contains
+/// some.
 fn replayed(store: &Store, name: &str, version: u64) -> Result<()> {
     if store.manifest(name, version)?.position > 0 {
         return Ok(());
@@ -141,8 +142,8 @@ fn replayed(store: &Store, name: &str, version: u64) -> Result<()> {
     let position = earlier.filter_map(|other| store.manifest(name, other).ok()).map(|m| m.position).find(|at| *at > 0);
     match position {
         Some(position) => say(format_args!(
-            "  contains no updates of the log: a server applies all updates that the log keeps (an earlier version: {position}) over these \
-             items; if the items contain these updates, publish with --position"
+            "  contains no updates of the log (an earlier version contains updates up to {position}): a server applies \
+             all retained updates over these items; if the items contain these updates, publish with --position"
         )),
         None => Ok(()),
     }
@@ -179,7 +180,7 @@ pub(super) fn decisions(manifest: &Manifest) -> Result<()> {
     if let Some(part) = &manifest.decisions.item_part {
         let bytes = manifest.files.get(PARTS_FILE).map_or(0, |sum| sum.bytes);
         say(format_args!(
-            "  item-side values: {} numbers of the reranker in {}, {:.1} MB, by the program {}",
+            "  item-side values: {} numbers of the reranker in {}, {:.1} MB, by the compiled graph {}",
             part.width,
             part.format.name(),
             bytes as f64 / 1e6,

@@ -37,8 +37,8 @@ impl Route {
         let config = RouterConfig::read(self.config.as_deref(), &flags)?;
         let access = AccessControl::open(&config.access)?;
         if !access.is_guarded() && !config.listen.ip().is_loopback() {
-            tracing::warn!(address = %config.listen, "every client that reaches this address may query: `access.keys` \
-                                                      names a file of keys");
+            tracing::warn!(address = %config.listen, "every client that reaches this address may query; to require \
+                                                      keys, set `access.keys` to a file of keys");
         }
         let traces = Traces::start(&config.traces)?;
         let app = Arc::new(RouterApp::new(Fleet::open(config.route.clone())?, access, traces, &config.http)?);

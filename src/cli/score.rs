@@ -50,7 +50,8 @@ pub(super) struct Score {
     /// Score only this file, by number from 0; for one of several workers
     #[arg(long, value_name = "N", conflicts_with = "units")]
     unit: Option<usize>,
-    /// Read file numbers from standard input and answer each with a line on standard output, as a worker of an engine
+    /// Read file numbers from standard input and answer each with a line on standard output, as a worker of a
+    /// processing engine
     #[arg(long, value_name = "-", value_parser = ["-"])]
     units: Option<String>,
 }

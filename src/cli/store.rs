@@ -84,7 +84,7 @@ pub(super) fn published(text: &str) -> Option<(Option<&str>, &str, u64)> {
 /// Parses the path of a local file or folder. Without this check `--out s3://bucket/x` would create a local folder `s3:`.
 pub(super) fn local_path() -> impl TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().try_map(|path| match objects::is_url(&path) {
-        true => Err("a URL, expected a file or folder of this machine; buckets are for --store alone"),
+        true => Err("a URL, expected a file or folder of this machine; only --store accepts buckets"),
         false => Ok(path),
     })
 }

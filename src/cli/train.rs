@@ -51,7 +51,7 @@ pub(super) struct Train {
     /// Folder of checkpoints and rejected events; by default OUT.train, or PACKAGE.train without --out
     #[arg(long, value_name = "DIR", value_parser = local_path())]
     work: Option<PathBuf>,
-    /// Passes over the events; they are ranked in the first one only
+    /// Passes over the events; only the first pass ranks them
     #[arg(long, value_name = "N", default_value_t = 1)]
     epochs: u64,
     /// Window of events that are shuffled; 0 keeps their order
@@ -73,10 +73,10 @@ pub(super) struct Train {
     /// Rank the events of every N-th batch before training on them; 0 ranks none
     #[arg(long, value_name = "N", default_value_t = 1)]
     judge: u64,
-    /// Maximum of rejected events, as a number or a share such as 0.5%; above it the run ends with exit code 2
+    /// Maximum number of rejected events, or a share such as 0.5%; above it the run ends with exit code 2
     #[arg(long, value_name = "N", default_value = "10%")]
     max_refused: ProblemLimit,
-    /// Remove an id from a table with managed ids; give it again when the run is resumed
+    /// Remove an id from a table with managed ids; repeat the option when the run is resumed
     #[arg(long, value_name = "TABLE=ID", value_parser = forgotten)]
     forget: Vec<(String, i64)>,
     /// Hosts that train together, NAME:PORT each, in the same order on all of them; every host runs the same command. Results do
@@ -86,13 +86,13 @@ pub(super) struct Train {
     /// Number of this host among --hosts, from 0; host 0 writes checkpoints and the package
     #[arg(long, value_name = "N", env = "JOB_COMPLETION_INDEX")]
     rank: Option<usize>,
-    /// File with a key that all hosts have; without it, every program that reaches the port may join
+    /// File with a key that all hosts share; without it, every program that reaches the port may join
     #[arg(long, value_name = "FILE", requires = "hosts")]
     hosts_key: Option<PathBuf>,
     /// Seconds of silence after which another host is lost, and the run ends
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     hosts_timeout: u64,
-    /// Seconds until all hosts have to be there
+    /// Seconds within which all hosts must have joined
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     join_timeout: u64,
 }

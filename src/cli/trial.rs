@@ -38,7 +38,7 @@ pub(super) struct Trial {
     /// CPU time limit
     #[arg(long)]
     cpu_seconds: u64,
-    /// End when the standard input ends, as it does with the process that started the validation
+    /// End when the standard input ends, as it does when the process that started the validation ends
     #[arg(long)]
     until_input_ends: bool,
 }

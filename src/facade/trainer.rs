@@ -14,7 +14,7 @@ use sterling_train::{Report, TrainOptions};
 /// use sterling::Trainer;
 ///
 /// let report = Trainer::new("models/shop").events("events").train("packages/shop")?;
-/// println!("NDCG@10 {:?}, {:?} if it had not learned", report.learned.ndcg, report.frozen.ndcg);
+/// println!("NDCG@10 {:?}, {:?} without learning", report.learned.ndcg, report.frozen.ndcg);
 /// # Ok::<(), sterling::error::Error>(())
 /// ```
 #[derive(Clone, Debug)]

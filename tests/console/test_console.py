@@ -177,7 +177,7 @@ def test_the_exact_answer_stands_beside(console: Console) -> None:
     assert len(console.all(".answer")) == 2
     exact, answer = (console.rows(f".answer:nth-child({n}) [aria-label=Items]") for n in (1, 2))
     shared = {row[1] for row in exact} & {row[2] for row in answer}
-    assert f"{len(shared)} of the {len(exact)} beside them" in console.text("#status")
+    assert f"{len(shared)} of the {len(exact)} in the other answer" in console.text("#status")
     console.picture("beside")
 
 

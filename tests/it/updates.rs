@@ -464,7 +464,7 @@ fn bad_input_is_rejected_by_item_and_the_rest_is_accepted() {
         (
             json!({"id": 2, "set": {"price": 9_007_199_254_740_993_i64}}),
             "set.price",
-            "got 9007199254740993, expected a number that a float of 64 bits keeps exactly",
+            "got 9007199254740993, expected a number that a 64-bit float represents exactly",
         ),
         (json!({"id": 2, "set": {"year": 1999.0}}), "set.year", "got 1999.0, expected integers"),
         (json!({"id": 2, "set": {"year": true}}), "set.year", "got the text `true`, expected integers"),

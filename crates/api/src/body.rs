@@ -458,7 +458,6 @@ mod tests {
         assert!(used.bytes_max < 8 * body.len() as u64, "{} bytes for {}", used.bytes_max, body.len());
     }
 
-    /// Checks that the described schema and the parsed fields are the same.
     #[test]
     fn a_null_feature_equals_an_absent_one() {
         let user = |body: &str| match retrievals(body.as_bytes()).unwrap() {

@@ -110,9 +110,9 @@ pub struct ShardsResponse {
 pub struct HeldShard {
     /// Shard number, from 0.
     pub shard: u32,
-    /// Items of the shard: as published; from a server: those that it searches.
+    /// Number of items of the shard: as published; from a server: the items that it searches.
     pub items: usize,
-    /// Number of servers that have it and were ready at the last health check.
+    /// Number of servers that have the shard and were ready at the last health check.
     pub servers: usize,
 }
 

@@ -24,7 +24,7 @@ pub struct ColumnInfo {
 /// A feature that requests may contain.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FeatureInfo {
-    /// Name in requests.
+    /// Name of the feature in requests.
     pub name: String,
     /// `ids`, `category`, `dense` or `text`.
     pub kind: String,
@@ -41,9 +41,9 @@ pub struct FeatureInfo {
 pub struct QueryInfo {
     /// Name of the query.
     pub name: String,
-    /// Default number of its candidates, K0.
+    /// Default number of candidates of the query, K0.
     pub candidates: usize,
-    /// Factor on its scores before the merge.
+    /// Factor on the scores of the query before the merge.
     pub weight: f32,
 }
 
@@ -63,7 +63,7 @@ pub struct InputInfo {
 pub struct VectorInfo {
     /// Name of the tensor.
     pub name: String,
-    /// Numbers per item.
+    /// Number of values per item.
     pub width: usize,
     /// Storage format.
     pub format: String,
@@ -107,7 +107,7 @@ pub struct ModelInfo {
     /// Queries of a user, if there are several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub queries: Vec<QueryInfo>,
-    /// Merge of their candidates: `union`, `intersection` or `weighted`.
+    /// Merge of the candidates of several queries: `union`, `intersection` or `weighted`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merge: Option<String>,
     /// Embedding tables.
@@ -139,11 +139,11 @@ pub struct ModelInfo {
     pub calibration: Option<CalibrationInfo>,
     /// Bytes of the snapshot.
     pub bytes: u64,
-    /// Bytes of memory that are planned for it.
+    /// Memory that is planned for the version, in bytes.
     pub memory_bytes: u64,
     /// Labels that point to this version.
     pub labels: Vec<String>,
-    /// From a router: shards whose state is unknown. Bytes are those of the other shards.
+    /// From a router: shards whose state is unknown. The numbers of bytes exclude these shards.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<MissingShard>,
 }
@@ -172,11 +172,12 @@ pub struct CurveInfo {
     pub pass_rate: f64,
     /// Probed lists for each target; under a filter, only lists with eligible items count.
     pub probes: Vec<usize>,
-    /// Mean measured recall with these probes.
+    /// Mean measured recall with this number of probed lists.
     pub recall: Vec<f64>,
     /// Lower 95 % confidence bound of the mean recall.
     pub low: Vec<f64>,
-    /// The same by first-pass codes; omitted if there are none. All other fields describe int8 rows.
+    /// Curve of searches by first-pass codes; omitted if there are none. The other fields of a curve describe int8
+    /// rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub codes: Option<CodedCurveInfo>,
 }
@@ -188,7 +189,7 @@ pub struct CodedCurveInfo {
     pub selected: Vec<usize>,
     /// Probed lists; under a filter, only lists with eligible items count.
     pub probes: Vec<usize>,
-    /// Mean recall, including the loss by codes.
+    /// Mean recall, including the loss by quantized codes.
     pub recall: Vec<f64>,
     /// Lower confidence bound of the recall, including the losses by both probes and codes.
     pub low: Vec<f64>,
@@ -254,7 +255,7 @@ pub struct LabelList {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LabelRequest {
-    /// A version in memory.
+    /// Version in memory that the label will point to.
     pub version: u64,
 }
 
@@ -269,7 +270,7 @@ pub struct VersionInfo {
     pub active: bool,
     /// True if this version is in memory.
     pub loaded: bool,
-    /// Labels that point to it.
+    /// Labels that point to the version.
     pub labels: Vec<String>,
     /// Digest of the files in memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -300,12 +301,13 @@ pub struct VersionList {
 /// Desired state of a model, which all servers of its store apply.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DesiredState {
-    /// Number of changes so far.
+    /// Number of changes of the desired state so far.
     pub revision: u64,
     /// Version that should answer; omitted if it is the newest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<u64>,
-    /// True if the active version of this server satisfies it: it is that version, or a merge of it with later updates.
+    /// True if the active version of this server satisfies the desired state: it is the desired version, or a merge of
+    /// it with later updates.
     pub stands: bool,
     /// Version that each label should point to.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

@@ -44,7 +44,7 @@ fn members<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Option<Mem
     Members::deserialize(from).map(Some)
 }
 
-/// Field that is read from an invalid item.
+/// Id of an invalid item, which is parsed separately for its error.
 #[derive(Deserialize)]
 struct Identified {
     id: i64,
@@ -86,12 +86,12 @@ pub struct RefusedItem {
     pub reason: String,
 }
 
-/// A shard that failed to do its share of a call through a router; all others did theirs.
+/// Shard that did not execute its share of a call through a router; all other shards executed theirs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FailedShard {
     /// Shard number.
     pub shard: u32,
-    /// Indices in the call of its items; empty for a deletion by a filter.
+    /// Indices, in the call, of the shard's items; empty for a deletion by a filter.
     pub places: Vec<usize>,
     /// Error code, as in problems.
     pub code: String,
@@ -105,7 +105,7 @@ pub struct FailedShard {
     pub may_be_done: bool,
 }
 
-/// Result of updates. They are durable, and visible from their position on.
+/// Result of updates, which are durable, and visible from their position on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct UpdateResponse {
     /// Name of the model.
@@ -122,8 +122,8 @@ pub struct UpdateResponse {
     pub refused: Vec<RefusedItem>,
     /// True if the call was made before with the same idempotency key; it had no further effect.
     pub repeated: bool,
-    /// From a router: shards that did not accept their items. The call is then answered with a problem that includes these
-    /// fields.
+    /// From a router: shards that did not accept their items. If there are any, the answer is a problem that includes
+    /// these fields.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failed: Vec<FailedShard>,
 }
@@ -138,8 +138,8 @@ pub struct DeleteResponse {
     /// From a router over several shards: position of each called shard after the call, 0 for the others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub positions: Vec<u64>,
-    /// Deleted items: the distinct ids of the call, whether such items existed or not, or the number of items that passed the
-    /// filter. 0 for a dry run.
+    /// Deleted items: the distinct ids of the call, whether such items existed or not, or the number of items that
+    /// passed the filter; 0 for a dry run.
     pub deleted: usize,
     /// Deleted items that existed when the call was processed; for a dry run, those that would be deleted.
     #[serde(default)]
@@ -149,7 +149,7 @@ pub struct DeleteResponse {
     /// True if the call was made before with the same idempotency key; it had no further effect.
     #[serde(default)]
     pub repeated: bool,
-    /// From a router: shards that failed. The call is then answered with a problem that includes these fields.
+    /// From a router: shards that failed. If there are any, the answer is a problem that includes these fields.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failed: Vec<FailedShard>,
 }
@@ -184,18 +184,18 @@ pub struct PositionResponse {
     pub shards: Vec<ShardPosition>,
 }
 
-/// Progress of a shard.
+/// Progress of the updates of a shard.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ShardPosition {
     /// Shard number.
     pub shard: u32,
     /// Visible position.
     pub position: u64,
-    /// Position of its last durable update.
+    /// Position of the shard's last durable update.
     pub durable: u64,
-    /// Its items that are searched.
+    /// Number of items of the shard that are searched.
     pub items: usize,
-    /// Its items that are searched but not in its snapshot (delta).
+    /// Number of items of the shard that are searched but not in its snapshot (delta).
     pub fresh_items: usize,
 }
 
@@ -206,9 +206,9 @@ pub struct MergeResponse {
     pub model: String,
     /// Version number.
     pub version: u64,
-    /// Position of the last update that it includes.
+    /// Position of the last update that the version includes.
     pub position: u64,
-    /// Number of its items.
+    /// Number of items of the version.
     pub items: usize,
 }
 
@@ -251,8 +251,8 @@ pub fn upserts(body: &[u8], lines: bool) -> Result<Vec<Result<GivenItem, Invalid
     Ok(texts(body, lines)?.into_iter().map(upsert).collect())
 }
 
-/// Divides the items of an upsert by shard: per shard their indices in the call and a body with them. Unreadable items belong to
-/// no shard.
+/// Divides the items of an upsert by shard: returns, per shard, the indices of its items in the call and a body with
+/// these items. Unreadable items belong to no shard.
 ///
 /// # Errors
 /// As [`upserts`].

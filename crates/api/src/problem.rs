@@ -77,7 +77,7 @@ fn detail(error: &Error) -> String {
     if text.len() <= DETAIL_BYTES_MAX {
         return text;
     }
-    // Many messages end with the location in the text.
+    // Keeps the end of a long message too: many messages end with the location in the text.
     let head = text.floor_char_boundary(DETAIL_BYTES_MAX - 100);
     let tail = text.ceil_char_boundary(text.len() - 100);
     format!("{} ... {}", &text[..head], &text[tail..])

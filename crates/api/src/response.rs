@@ -74,7 +74,7 @@ pub struct Explain {
     pub probed: u64,
     /// Items in the probed lists.
     pub scanned: u64,
-    /// Items among them that passed the filter bitmap.
+    /// Items of the probed lists that passed the filter bitmap.
     pub survivors: u64,
     /// Candidates that remained after verification.
     pub candidates: u64,
@@ -85,10 +85,10 @@ pub struct Explain {
     /// Deviation of a GPU from the request and its reason: the CPU answered, or other rows were scanned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
-    /// Results of each query, if the model has several per user; the numbers above are their sums.
+    /// Results of each query, if the model has several per user; the other counts are sums over the queries.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub queries: Vec<QueryFound>,
-    /// From a router: calls to shards in order; the numbers above are their sums.
+    /// From a router: calls to shards in order; the other counts are sums over the shards.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shards: Vec<ShardSteps>,
 }
@@ -100,9 +100,9 @@ pub struct ShardSteps {
     pub shard: u32,
     /// Kind of call: `embed`, `select`, `rerank`, `rank`, or `all` if it is the only shard.
     pub round: String,
-    /// Time in microseconds until its answer arrived.
+    /// Time in microseconds until the shard's answer arrived.
     pub micros: u64,
-    /// Steps that it ran.
+    /// Steps that the shard ran.
     pub steps: Vec<Step>,
 }
 
@@ -115,7 +115,7 @@ pub struct QueryFound {
     pub probed: u64,
     /// Items in the probed lists.
     pub scanned: u64,
-    /// Items among them that passed the filter bitmap.
+    /// Items of the probed lists that passed the filter bitmap.
     pub survivors: u64,
     /// Candidates that remained after verification.
     pub candidates: u64,
@@ -205,11 +205,11 @@ pub struct RetrieveResponse {
     pub result: Retrieved,
 }
 
-/// One entry of a batch: an answer, or the problem of this request.
+/// One entry of a batch: the answer to a request, or its problem.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub enum BatchEntry {
-    /// The request failed; the others did not.
+    /// Problem of a failed request; the other requests of the batch are answered independently.
     Problem {
         /// Error of the request.
         problem: Problem,

@@ -22,7 +22,7 @@ pub struct SlowCall {
     pub call: String,
     /// HTTP status.
     pub status: u16,
-    /// Milliseconds from the end of the request header to that of the answer.
+    /// Milliseconds from the end of the request header to the end of the answer.
     pub ms: f64,
     /// Statistics of the pass, if the call reached it.
     #[serde(flatten, default, skip_serializing_if = "Option::is_none")]
@@ -30,7 +30,7 @@ pub struct SlowCall {
     pub pass: Option<SlowPass>,
 }
 
-/// Statistics of the pass of a slow call; absent for a call that did not reach it.
+/// Statistics of the pass of a slow call; absent for a call that did not reach the pass.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SlowPass {
     /// Name of the model.
@@ -53,7 +53,7 @@ pub struct SlowPass {
 /// The slowest calls of the last minutes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SlowResponse {
-    /// Length of a window; calls of this window and of the one before are listed.
+    /// Length of a window; calls of the current and of the previous window are listed.
     pub window_seconds: u64,
     /// Calls, slowest first.
     pub calls: Vec<SlowCall>,

@@ -11,10 +11,10 @@ use sterling_rollout::{BothSeen, Canary, Shadow, SideSeen, Traffic, TrafficNow};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TrafficRequest {
-    /// Canary: a version that answers a share of these requests; omit for none.
+    /// Canary: a version that answers a share of the unpinned requests; omit for none.
     #[serde(default)]
     pub canary: Option<Canary>,
-    /// Shadow: a version to which a share of these requests is repeated; omit for none.
+    /// Shadow: a version to which a share of the unpinned requests is repeated; omit for none.
     #[serde(default)]
     pub shadow: Option<Shadow>,
     /// Expected revision of the desired state; at any other revision the call fails with a conflict and changes nothing.
@@ -28,14 +28,14 @@ impl From<TrafficRequest> for Traffic {
     }
 }
 
-/// Versions that take part in the unpinned requests of a model.
+/// Versions that answer the unpinned requests of a model, or receive copies of them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TrafficResponse {
     /// Name of the model.
     pub model: String,
     /// Number of changes to the desired state in the store.
     pub revision: u64,
-    /// Version that answers all other requests.
+    /// Version that answers all unpinned requests that the canary does not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub active: Option<u64>,
     /// Desired canary.
@@ -51,10 +51,10 @@ pub struct TrafficResponse {
 pub struct CanaryInfo {
     /// Desired setting.
     pub setting: Canary,
-    /// Version that takes part here; absent if it is not in memory, or is the active version.
+    /// Version that is the canary on this server; absent if it is not in memory, or is the active version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serving: Option<u64>,
-    /// Current share of keys that it answers here.
+    /// Current share of keys that the canary answers on this server.
     pub share: f64,
     /// Measurements of the active version in the window, since the last change of the setting or of a version.
     pub seen_active: SeenInfo,
@@ -77,7 +77,7 @@ pub struct SeenInfo {
     pub p99_ms: Option<f64>,
     /// Answers compared with exact search.
     pub audits: u64,
-    /// Mean recall of these answers.
+    /// Mean recall of the compared answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recall: Option<f64>,
 }
@@ -87,7 +87,7 @@ pub struct SeenInfo {
 pub struct ShadowInfo {
     /// Desired setting.
     pub setting: Shadow,
-    /// Version that takes part here; absent if it is not in memory, or is the active version.
+    /// Version that is the shadow on this server; absent if it is not in memory, or is the active version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serving: Option<u64>,
 }
@@ -107,11 +107,11 @@ pub struct ShadowDiff {
     pub shadow_version: u64,
     /// Items of the longer answer.
     pub k: usize,
-    /// Share of these items that both answers have.
+    /// Share of the items that both answers have.
     pub overlap: f64,
-    /// Mean difference of their ranks.
+    /// Mean difference between the ranks of common items in both answers.
     pub displacement: f64,
-    /// Largest difference of their scores.
+    /// Largest difference between the scores of common items in both answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub score_difference: Option<f32>,
     /// Items that the shadow lacks, the first ten.
@@ -133,7 +133,7 @@ pub struct ShadowDiff {
 /// Shadow answers of the last minutes that differed most from the answers sent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ShadowResponse {
-    /// Length of a window; answers of this window and of the one before are listed.
+    /// Length of a window; answers of the current and of the previous window are listed.
     pub window_seconds: u64,
     /// Differences, the largest first.
     pub diffs: Vec<ShadowDiff>,

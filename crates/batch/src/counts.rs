@@ -84,8 +84,7 @@ impl Counts {
         match counts.invalid() == count {
             true => Ok(counts),
             false => {
-                let what =
-                    format!("{} problems, expected the number in {}: {count}", counts.invalid(), output.display());
+                let what = format!("{} problems, but {} counts {count} of them", counts.invalid(), output.display());
                 Err(corrupt(problems, &what))
             }
         }

@@ -1,4 +1,4 @@
-//! Terms of an offline scoring job, and the paths of its output files.
+//! Settings of an offline scoring job, and the paths of its output files.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -14,7 +14,7 @@ use sterling_storage::files;
 
 const SUCCESS_FILE: &str = "_SUCCESS.json";
 
-/// Terms that all rows of a job share.
+/// Settings that all rows of a job share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JobSettings {

@@ -169,7 +169,7 @@ mod tests {
             answer.buffer().extend_from_slice(text.as_bytes());
             assert!(answer.is_whole().is_err(), "{text}");
         }
-        // A chunk longer than possible is awaited and must not cause an overflow.
+        // The largest possible chunk size must not overflow: the parser waits for more bytes.
         let mut answer = RawAnswer::default();
         answer
             .buffer()

@@ -183,7 +183,8 @@ mod tests {
                 assert!(tail(queries, most + 1, 1.0 - quantile) > 0.01 - 1e-9, "{quantile} {queries}: {most}");
             }
         }
-        // For very many queries, nearly the complete share may be over the bound: 2.33 standard deviations less.
+        // For very many queries, almost the permitted share (1 %) may be over the bound: 1 % less 2.33 standard
+        // deviations.
         let most = bound(0.99).over_max(100_000_000).unwrap() as f64;
         assert!((most - (1e6 - 2.326 * 9.95e5f64.sqrt())).abs() < 30.0, "{most}");
     }

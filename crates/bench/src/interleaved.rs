@@ -24,7 +24,7 @@ pub struct Contender {
     pub setting: Setting,
     /// Fraction of items that pass the filter in `setting`, if filters vary.
     pub selectivity: Option<f64>,
-    /// Load of the contender.
+    /// Requests, rate and connections that this contender is measured with.
     pub load: Load,
 }
 

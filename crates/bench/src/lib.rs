@@ -11,8 +11,8 @@
 //! 6. `peak` raises the rate until the server falls behind. `interleaved` measures several servers or settings in interleaved rounds
 //!    and compares them, with confidence intervals of `bootstrap`. `charts` draws the results, with `plot`.
 //!
-//! The generator uses one thread, and a second one for timing. If it could not keep its schedule or had no free connection, the
-//! load differed from the requested one; the run is then void and reports that.
+//! The generator uses one thread, and a second one for timing. If the generator did not keep its schedule or had no
+//! free connection, the load differed from the requested one; the run is then void and reports that.
 //!
 //! ```
 //! use sterling_bench::{Sweep, grid};

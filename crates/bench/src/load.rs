@@ -24,9 +24,9 @@ use sterling_core::tasks;
 const TICKS_PER_SECOND: f64 = 100.0;
 /// Rate in requests per second from which requests and answers are processed in groups.
 const GATHER_RATE: f64 = 4000.0;
-/// Interval of grouping. A generator that wakes up per event takes the core from a server on the same machine tens of
-/// thousands of times per second. Grouping increases measured latencies by at most this interval, because they count
-/// from the scheduled time.
+/// Interval over which due requests are grouped. A generator that wakes up per event takes the core from a server on
+/// the same machine tens of thousands of times per second. Grouping increases measured latencies by at most this
+/// interval, because latencies count from the scheduled time.
 const GATHER: Duration = Duration::from_micros(500);
 /// Preparation time before the first request is due.
 const LEAD: Duration = Duration::from_millis(50);

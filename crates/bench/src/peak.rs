@@ -42,7 +42,7 @@ impl Peak {
             None => class.ok as f64 >= class.requests as f64 * FOLLOWED,
         };
         if !follows {
-            // Each rate that is lost is below those before it.
+            // A failed rate is lower than all failed rates before it, whose reasons no longer matter.
             self.void = None;
         } else if rate > self.rate {
             (self.rate, self.report) = (rate, Some(report));
@@ -52,8 +52,8 @@ impl Peak {
 }
 
 /// Searches the peak rate of the first class, starting at `first`; `run` runs the load at a rate. With a latency bound, a rate is
-/// sustained if its run is valid. A rate whose runs are repeatedly void counts as not sustained; if it bounds the peak, the peak
-/// has the reason.
+/// sustained if its run is valid. A rate whose runs are repeatedly void counts as not sustained; if such a rate bounds
+/// the peak, the peak contains the reason.
 ///
 /// # Errors
 /// Errors of `run`.
@@ -117,7 +117,7 @@ mod tests {
     fn the_search_follows_the_rate_within_a_latency_bound() {
         let bound = |latency_ms| Some(Bound { latency_ms, quantile: 0.9 });
         let of = |bound| find_peak(100.0, |rate| Ok(served(rate, 480.0, 0.1, bound))).unwrap();
-        // One in ten may be rejected, minus the margin for chance.
+        // A bound on the 90 % quantile permits the server to reject one request in ten, less a statistical margin.
         let peak = of(bound(2.0));
         assert!(peak.rate > 480.0 && peak.rate < 480.0 / 0.9, "{peak:?}");
         assert!(peak.report.unwrap().server.unwrap().is_valid());

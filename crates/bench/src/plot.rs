@@ -60,7 +60,7 @@ impl<'a> Scale<'a> {
             (false, _) => (1.0, 10.0),
             (true, true) if low == high => (low / 2.0, high * 2.0),
             (true, true) => (low, high),
-            // Measured quantities begin at zero.
+            // Axes of measured quantities begin at zero.
             (true, false) if high > low.min(0.0) => (low.min(0.0), high * 1.05),
             (true, false) => (low - 1.0, high + 1.0),
         };

@@ -352,7 +352,7 @@ impl<P: Provider> Provider for Renamed<P> {
 }
 
 fn warn_renamed(old: &str, new: &str) {
-    tracing::warn!("configuration: `{old}` is accepted for this release alone, its name is `{new}`");
+    tracing::warn!("configuration: `{old}` was renamed to `{new}`; the old name is accepted in this release only");
 }
 
 const PREFIX: &str = "STERLING_";

@@ -39,7 +39,7 @@ pub(crate) struct Bench {
     /// Model; default: the first one
     #[arg(long)]
     pub(super) model: Option<String>,
-    /// Call
+    /// Measured call
     #[arg(long, default_value = "retrieve", value_parser = ["retrieve", "rank", "embed"])]
     pub(super) call: String,
     /// Requests per second (open loop); start rate of --find-peak
@@ -54,7 +54,7 @@ pub(crate) struct Bench {
     /// Maximum number of concurrent connections
     #[arg(long, default_value_t = 4096)]
     pub(super) connections: usize,
-    /// Timeout of requests without one; later answers do not count as goodput
+    /// Timeout of requests that set none; later answers do not count as goodput
     #[arg(long, default_value_t = 1000)]
     pub(super) timeout_ms: u64,
     /// Second class of requests, reported separately

@@ -57,8 +57,8 @@ pub fn arrow_upserts(body: &[u8], hold: Reserve<'_>) -> Result<Vec<Result<GivenI
     Ok(items)
 }
 
-/// Divides the items of an upsert by shard: per shard their positions in the call and a stream with them. Items without a
-/// readable id belong to no shard.
+/// Divides the items of an upsert by shard: returns, per shard, the positions of its items in the call and a stream of
+/// these items. Items without a readable id belong to no shard.
 ///
 /// # Errors
 /// As [`arrow_upserts`].
@@ -192,7 +192,7 @@ fn id(column: &ArrowColumn, row: usize) -> Result<i64> {
     }
 }
 
-/// Converts the values of an attribute; an empty list is missing, as in JSON.
+/// Converts the values of an attribute; an empty list means a missing value, as in JSON.
 fn given(values: Option<Values>) -> Result<GivenValues> {
     Ok(match values {
         Some(Values::Integers(list)) if !list.is_empty() => GivenValues::Integers(list),

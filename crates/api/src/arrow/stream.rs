@@ -1,10 +1,10 @@
 //! Reader of a body in Arrow's IPC stream format, one record batch at a time.
 //!
 //! The header of a message is a FlatBuffer, whose tables may be anywhere and may be shared, and which gives the location of
-//! values in the message's body. Arrow's reader trusts these offsets and sizes. Each message is therefore validated first: almost
-//! nothing is shared, every buffer is within the body without overlap, and no count exceeds the available bytes. Types that
-//! expand beyond their bytes (dictionaries, run-end encoding, list views, compressed buffers) are rejected. `hold` reserves
-//! memory for rows before they are created.
+//! values in the message's body. Arrow's reader trusts the offsets and sizes in a header. Each message is therefore
+//! validated first: few tables are shared, every buffer is within the body without overlap, and no count exceeds the
+//! available bytes. Types that expand beyond their bytes (dictionaries, run-end encoding, list views, compressed
+//! buffers) are rejected. `hold` reserves memory for rows before they are created.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;

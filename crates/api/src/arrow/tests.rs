@@ -261,7 +261,7 @@ fn truncated_or_changed_bytes_never_panic() {
         for value in [0, 1, 0x7f, 0x80, 0xff, good[at] ^ 1, good[at] ^ 0x10] {
             let mut invalid = good.clone();
             invalid[at] = value;
-            // It must not panic; the result is irrelevant.
+            // Parsing must not panic; its result is irrelevant.
             drop(read(&invalid));
             drop(arrow_upserts(&invalid, &mut |_| Ok(())));
         }
@@ -307,7 +307,7 @@ fn memory_of_a_decoded_body_is_reserved_first() {
     let int8: ArrayRef = Arc::new(Int8Array::from(vec![7; count]));
     let bools: ArrayRef = Arc::new(BooleanArray::from(vec![true; count]));
     let empty: ArrayRef = Arc::new(StringArray::from(vec![""; count]));
-    // Views of one long text.
+    // String views that all point to one long text.
     let views: ArrayRef = {
         let mut views = StringViewBuilder::new();
         let block = views.append_block("x".repeat(100_000).into_bytes().into());

@@ -128,7 +128,7 @@ struct RequestedOutput {
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct OutputParameters {
-    /// True if its values are returned as bytes after the JSON.
+    /// True if the values of this output are returned as bytes after the JSON.
     #[serde(default)]
     binary_data: Option<bool>,
 }

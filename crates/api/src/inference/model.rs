@@ -64,8 +64,8 @@ pub struct TensorInfo {
 }
 
 impl InferenceReady {
-    /// Returns the state of a server that accepts requests. Sets both fields: the text of the protocol calls it `live`, KServe's
-    /// server and client `ready`.
+    /// Returns the state of a server that accepts requests. Sets both fields: the text of the protocol names the state
+    /// `live`, KServe's server and client name it `ready`.
     pub fn server() -> Self {
         InferenceReady { name: None, live: Some(true), ready: Some(true) }
     }

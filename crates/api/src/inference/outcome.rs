@@ -52,7 +52,7 @@ pub struct OutputTensor {
     pub datatype: String,
     /// Dimensions.
     pub shape: Vec<usize>,
-    /// Size of its values, if these are bytes after the JSON.
+    /// Size of the values, if they are bytes after the JSON.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parameters: Option<OutputSize>,
     /// Values, row-major.
@@ -63,7 +63,7 @@ pub struct OutputTensor {
 /// Size of a tensor's values.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct OutputSize {
-    /// Bytes after the JSON.
+    /// Number of bytes of the values after the JSON.
     pub binary_data_size: usize,
 }
 
@@ -139,7 +139,7 @@ impl InferenceReply {
         };
         let mut start =
             serde_json::to_vec(&response).map_err(|e| Error::internal(format!("cannot encode an answer: {e}")))?;
-        // The end of the list and of the object follow after the outputs.
+        // The closing brackets of the list and of the object are written after the outputs.
         start.truncate(start.len() - b"]}".len());
         let mut reply = InferenceReply { rows, outputs, width, start, header_bytes: None, at: Cursor::Start };
         if reply.outputs.iter().any(|output| output.is_binary) {

@@ -26,11 +26,11 @@ pub(super) struct InputTensor {
     shape: Vec<u64>,
     /// `INT64` and other integers, `FP32`, `FP64`, `BYTES`, or `FP16` if its values are bytes.
     datatype: String,
-    /// Size of its values, if these are bytes after the JSON.
+    /// Size of the values, if they are bytes after the JSON.
     #[serde(default, deserialize_with = "nullable")]
     #[schema(value_type = Option<TensorParameters>)]
     parameters: TensorParameters,
-    /// Its values, nested or not, row after row.
+    /// Values of the tensor, nested or flat, row after row.
     #[serde(default)]
     #[schema(schema_with = nested_values)]
     data: Option<Data>,
@@ -39,14 +39,14 @@ pub(super) struct InputTensor {
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct TensorParameters {
-    /// Bytes after the JSON; tensors follow one another in order.
+    /// Number of bytes of this tensor after the JSON; the bytes of all tensors follow one another in order.
     #[serde(default)]
     binary_data_size: Option<usize>,
 }
 
 /// Returns the schema of values in JSON, which may be nested.
 fn nested_values() -> Schema {
-    let described = ArrayBuilder::new().description(Some("Its values, nested or not, row after row."));
+    let described = ArrayBuilder::new().description(Some("Values of the tensor, nested or flat, row after row."));
     Schema::Array(described.build())
 }
 

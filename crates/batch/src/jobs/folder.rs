@@ -1,4 +1,4 @@
-//! The folder of a job: the job's terms, its input files, and which units are done.
+//! Folder of a job: the job's settings, its input files, and which units are done.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write as _};
@@ -14,9 +14,10 @@ use sterling_snapshot::items::{RowFile, check_format};
 use sterling_storage::files::{self, Checksum, Unchanged};
 
 const JOB_FILE: &str = "_job.json";
-/// Terms of a job, which apply to each of its units.
+/// Settings of a job, which apply to each of its units.
 pub trait Purpose: Clone + Serialize + DeserializeOwned {
-    /// Returns the first term in which two jobs differ: the term's name, its value in `self` and its value in `others`.
+    /// Returns the first setting in which two jobs differ: the name of the setting, its value in `self` and its value
+    /// in `others`.
     fn difference(&self, others: &Self) -> Option<(&'static str, String, String)>;
 }
 
@@ -122,7 +123,7 @@ impl<T: Purpose> JobFolder<T> {
         }
     }
 
-    /// Opens the existing job of a folder and accepts any terms.
+    /// Opens the existing job of a folder, without a check of its settings.
     ///
     /// # Errors
     /// `NotFound` if no job was started in the folder; `Corrupt` or `Io`.
@@ -133,7 +134,7 @@ impl<T: Purpose> JobFolder<T> {
         Ok(JobFolder { root: root.into(), job, is_new: false })
     }
 
-    /// Rejects terms that differ from the job's.
+    /// Rejects settings that differ from the job's.
     ///
     /// # Errors
     /// `Conflict` with the first difference.
@@ -146,7 +147,7 @@ impl<T: Purpose> JobFolder<T> {
         &self.root
     }
 
-    /// Returns the terms of the job.
+    /// Returns the settings of the job.
     pub fn asked(&self) -> &T {
         &self.job.asked
     }
@@ -196,8 +197,8 @@ impl<T: Purpose> JobFolder<T> {
         format!("part-{unit:05}-{:016x}", xxh3_64(input.as_bytes()))
     }
 
-    /// Returns the JSON that identifies the job terms and the input of a unit; the unit's output stores this JSON as
-    /// metadata.
+    /// Returns the JSON that identifies the job's settings and the input of a unit; the unit's output stores this JSON
+    /// as metadata.
     ///
     /// # Errors
     /// `Internal` if the job cannot be serialized.

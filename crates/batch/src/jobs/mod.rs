@@ -1,7 +1,7 @@
 //! Jobs over input files that many workers process without a coordinator.
 //!
-//! 1. A *job* ([`JobFolder`]) is a folder with terms ([`Purpose`]) and a list of input files. The terms are written
-//!    once, as `_job.json`; a run with other terms or inputs is rejected.
+//! 1. A *job* ([`JobFolder`]) is a folder with settings ([`Purpose`]) and a list of input files. The settings are written
+//!    once, as `_job.json`; a run with other settings or inputs is rejected.
 //! 2. Each input file is a *unit*, which determines the names of its outputs. Outputs are written under a temporary name, synced
 //!    and renamed, so an output is either complete or absent. A killed run therefore resumes at its unfinished units, and two
 //!    workers that process the same unit write the same bytes.

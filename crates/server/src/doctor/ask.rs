@@ -20,7 +20,7 @@ use sterling_snapshot::Store;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Number of servers that are requested concurrently.
 const TOGETHER: usize = 32;
-/// Number of newest versions that are reported per model.
+/// Number of versions per model that are reported, the newest ones.
 const NEWEST: usize = 5;
 
 /// Processes and stores to examine.

@@ -1,6 +1,6 @@
 //! Diagnosis of servers, routers and stores that belong together, in plain sentences.
 //!
-//! [`ask`] requests their state; [`judge`] derives findings from it as a pure function. Nothing is changed.
+//! [`ask`] requests their state; [`judge`] derives findings from it as a pure function. The diagnosis changes nothing.
 
 mod ask;
 mod judge;

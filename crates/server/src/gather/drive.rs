@@ -361,7 +361,7 @@ impl<'a, S: Sharded> Run<'a, S> {
         Ok(answers)
     }
 
-    /// Queries the only shard.
+    /// Queries the only shard of an unsharded version.
     async fn only(mut self, request: Request) -> Result<Gathered<S::Extra>> {
         let answers = self.ask("shard", vec![(0, self.shards.call(request))]).await?;
         let said = answers.into_values().next().ok_or_else(|| Error::internal("no shard was queried"))?;

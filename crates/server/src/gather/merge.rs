@@ -27,7 +27,8 @@ pub struct ShardResults<'a> {
     pub ids: &'a [ItemId],
     /// Scores that order the items.
     pub scores: &'a [f32],
-    /// Marks the items that may be among the best; `None`: all may. The other items only bound the remaining items of the shard.
+    /// Marks the items that may be returned; `None`: all may. The scores of the other items only bound the scores of
+    /// the items that the shard did not send.
     pub counts: Option<&'a [bool]>,
     /// True if the shard has no further results.
     pub is_all: bool,
@@ -144,7 +145,7 @@ mod tests {
 
     type Scored = (i64, i8);
 
-    /// Few distinct scores, so that most are equal.
+    /// Generates items with few distinct scores, so that many items have equal scores.
     fn catalogue() -> impl Strategy<Value = Vec<Scored>> {
         proptest::collection::btree_map(-40i64..40, -3i8..4, 0..60).prop_map(|items| items.into_iter().collect())
     }
@@ -189,7 +190,7 @@ mod tests {
                 Next::Done(order) => prop_assert_eq!(found(order, &few), expected.clone()),
                 Next::Again(again) => {
                     prop_assert!(again.iter().all(|&n| few[n].len() < parts[n].len()));
-                    // The named shards send enough for any `k`, the others repeat their answers.
+                    // The shards of `again` send enough results for any `k`, the others repeat their answers.
                     let full: Vec<Vec<Scored>> = parts.iter().map(|part| counting(part).into_iter().take(k).collect()).collect();
                     let more: Vec<Vec<Scored>> =
                         (0..shards).map(|n| if again.contains(&n) { full[n].clone() } else { few[n].clone() }).collect();
@@ -236,7 +237,7 @@ mod tests {
         let parts: Vec<&[Selected]> = parts.iter().map(Vec::as_slice).collect();
         let expected = vec![vec![vec![(ItemId(3), 6.0)]], vec![vec![(ItemId(2), 6.0)]]];
         assert_eq!(candidates(&parts, 2).unwrap(), Next::Done(expected));
-        // With one more item to select, the first shard may have withheld some.
+        // With one more item to select, the first shard may have more candidates than it sent.
         let more = |s: &Selected| vec![Selected { selected: 4, ..s.clone() }];
         let parts = [more(&one), more(&two)];
         let parts: Vec<&[Selected]> = parts.iter().map(Vec::as_slice).collect();

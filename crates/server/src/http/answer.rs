@@ -77,7 +77,7 @@ pub struct Rejection {
 
 impl From<Error> for Rejection {
     fn from(error: Error) -> Self {
-        // One second by default: a full queue drains well within that.
+        // One second by default: a full queue drains in far less than a second.
         let seconds = || error.retry_wait().map_or(1, whole_seconds);
         let problem = Box::new(problem(&error));
         Rejection {

@@ -35,7 +35,8 @@ use sterling_serving::view::View;
 const FRESH_SHARE_MAX: f64 = 0.3;
 /// Minimum number of changed or delta items for the warning of [`FRESH_SHARE_MAX`].
 const FRESH_MIN: usize = 1024;
-/// Share of a snapshot's items that may be strays, which the lists were not trained for: similar searches scan all of them.
+/// Maximum share of strays (items unlike those that the lists were trained on) in a snapshot without a warning: similar
+/// searches scan all strays.
 const STRAY_SHARE_MAX: f64 = 0.05;
 /// Time after which a running merge is reported.
 const MERGE_LONG: Duration = Duration::from_secs(60);
@@ -284,9 +285,12 @@ impl App {
 fn journal_warnings(feed: &ModelUpdates, view: &View) -> Vec<String> {
     let Backlog { updates, bytes, share } = feed.backlog(view);
     let is_long = (share >= BACKLOG_MAX)
-        .then(|| format!("a start applies {updates} updates ({} MB) to its snapshot: merge them", bytes >> 20));
+        .then(|| format!("a restart would replay {updates} updates ({} MB): merge them", bytes >> 20));
     let lacks = feed.lacks(view).map(|next| {
-        format!("the update stream no longer has position {next}, which the active version needs at a restart: merge its updates before, and keep more of the stream (`max_age`, `max_msgs`, `max_bytes`)")
+        format!(
+            "the update stream no longer has position {next}, which the active version needs at a restart: merge the \
+             updates of the model before a restart, and keep more of the stream (`max_age`, `max_msgs`, `max_bytes`)"
+        )
     });
     let unmerged = feed.unmerged().map(|kind| {
         format!("updates stay in the delta, because the last merge failed ({}): the log has the reason", kind.name())

@@ -31,10 +31,10 @@ const NUMBER_BYTES: usize = 32;
 /// Scope of an activation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Scope {
-    /// This server, until the desired state changes or a version is published.
+    /// Activation at this server, until the desired state changes or a version is published.
     #[default]
     Server,
-    /// All servers of the store.
+    /// Activation at all servers of the store.
     Store,
 }
 

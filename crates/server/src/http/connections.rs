@@ -22,13 +22,13 @@ use super::streams::Streams;
 
 use sterling_core::locks::locked;
 
-/// No request has started.
+/// Stage of a connection: no request has started.
 const IDLE: u8 = 0;
-/// A header is partly received.
+/// Stage of a connection: a request header is partly received.
 const HEADER: u8 = 1;
-/// A request is being read, processed or answered.
+/// Stage of a connection: a request is being read, processed or answered.
 const BUSY: u8 = 2;
-/// Everything is answered; data that the client still sends is read and dropped.
+/// Stage of a connection: everything is answered; data that the client still sends is read and dropped.
 const LINGER: u8 = 3;
 
 /// Longest time for which a client may keep sending after the last answer, in milliseconds.
@@ -47,7 +47,7 @@ pub(super) struct Connection {
     pub(super) peer: Peer,
     opened: Instant,
     stage: AtomicU8,
-    /// Start of the stage, in milliseconds after `opened`.
+    /// Start of the current stage, in milliseconds after `opened`.
     since: AtomicU64,
     /// Time at which the client stopped reading, in milliseconds after `opened`, plus 1; 0 while it reads.
     blocked: AtomicU64,
@@ -136,7 +136,7 @@ impl Connection {
         Progress { body: self.body.load(Ordering::Relaxed), is_busy }
     }
 
-    /// Records that a complete header was passed on.
+    /// Records that a complete header was passed on to hyper.
     pub(super) fn header_passed(&self) {
         self.body.store(NOT_BEGUN, Ordering::Relaxed);
     }

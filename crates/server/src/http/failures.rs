@@ -89,7 +89,7 @@ struct Minute {
 impl Default for Recent {
     fn default() -> Self {
         let minutes: [Minute; 3] = Default::default();
-        // No slot belongs to a minute yet.
+        // At the start, no slot belongs to any minute.
         minutes.iter().for_each(|minute| minute.number.store(u64::MAX, Ordering::Relaxed));
         Recent { start: Instant::now(), minutes }
     }

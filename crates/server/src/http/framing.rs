@@ -18,13 +18,13 @@ pub(super) struct Framing {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// Header, or empty lines before it.
+    /// In a header, or in empty lines before a header.
     Header,
-    /// A complete header was passed on.
+    /// After a complete header, which was passed on to hyper.
     AcceptedPrefix,
-    /// Remaining bytes of a body.
+    /// In a body, with this number of remaining bytes.
     Body(u64),
-    /// Body of unknown length.
+    /// In a body of unknown length.
     Coded,
 }
 
@@ -108,7 +108,7 @@ struct Lines {
 }
 
 impl Lines {
-    /// Returns the index behind the header's end in these bytes, which continue the previous ones.
+    /// Returns the index after the end of the header in these bytes, which continue the previous ones.
     fn end(&mut self, bytes: &[u8]) -> Option<usize> {
         for (at, byte) in bytes.iter().enumerate() {
             match byte {

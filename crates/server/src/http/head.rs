@@ -41,7 +41,7 @@ fn check_transfer(headers: &HeaderMap) -> Result<(), Rejection> {
         (None, _) => Ok(()),
         (Some(coding), None) if coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked") => Ok(()),
         (Some(coding), _) => {
-            let detail = format!("transfer encoding {coding:?}: expected chunked alone; `content-encoding` compresses");
+            let detail = format!("transfer encoding {coding:?}: expected `chunked`; compress by `content-encoding`");
             Err(Rejection::http(StatusCode::NOT_IMPLEMENTED, "unsupported_transfer_encoding", detail))
         }
     }

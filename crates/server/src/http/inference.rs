@@ -58,7 +58,8 @@ pub async fn server() -> Response {
     json(&InferenceServer::this())
 }
 
-/// The same under a second path: the protocol's text has it without a slash, its OpenAPI document with one.
+/// Metadata of the server under a second path: the text of the protocol has no slash at its end, its OpenAPI document
+/// has one.
 #[utoipa::path(get, path = "/v2/", operation_id = "inference_server_too", tag = "inference", responses((status = 200, body = InferenceServer)))]
 pub async fn server_too() -> Response {
     server().await

@@ -66,7 +66,7 @@ impl Page {
             cursor.check(asked(loaded.name(), loaded.digest(), request)?)?;
             let [at] = cursor.views[..] else {
                 return Err(Error::invalid(
-                    "field `cursor`: made for a version in shards, expected one of this server",
+                    "field `cursor`: made by a router for a sharded version, expected one of this server",
                 ));
             };
             let (model, view) = pages.view(&loaded, at)?;

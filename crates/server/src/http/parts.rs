@@ -122,7 +122,7 @@ pub async fn pass(
     if of_page.is_some() {
         app.pages.keep_view(&app.registry, (model.clone(), view.clone()));
     }
-    // Versions on a GPU do not rerank early: they rerank in the separate call.
+    // A version on a GPU does not rerank early: the router requests reranking in a separate call.
     let is_on_card = app.engine.backend().residents().is_some();
     let seen = view.clone();
     let call = app.asides.prepare(body, has_texts(&seen), move |body| {
@@ -182,7 +182,7 @@ fn header(headers: &HeaderMap, name: &str, expected: &str) -> Result<Option<u64>
 
 /// Parses the view in a header.
 fn named_view(value: &HeaderValue) -> Result<ViewPosition> {
-    parsed(value, (VIEW_HEADER, "`any`, or a position and that of the snapshot under it, with a dot between"))
+    parsed(value, (VIEW_HEADER, "`any`, or the positions of a view and of its base snapshot with a dot between"))
 }
 
 fn parsed<T: FromStr>(value: &HeaderValue, (name, expected): (&str, &str)) -> Result<T> {

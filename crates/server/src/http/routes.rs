@@ -45,7 +45,7 @@ fn guarded(answers: Router, host: Arc<dyn Host>) -> Router {
 async fn guard(State(host): State<Arc<dyn Host>>, mut request: Request, next: Next) -> Response {
     let matched = request.extensions_mut().remove::<Matched>().unwrap_or(Matched::Nowhere);
     let peer = request.extensions().get::<Peer>().copied();
-    // Only requests that arrived by a socket need this check.
+    // Requests that this process creates itself have no client address and need no check.
     if peer.is_some()
         && let Err(refusal) = check_head(&request)
     {

@@ -92,7 +92,7 @@ pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
 /// Binds an address. Requires a runtime. Connections are rejected until the socket listens.
 fn bind(address: SocketAddr) -> std::io::Result<TcpSocket> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // Permits the address of a server that has just ended.
+    // Permits binding the address of a server that has just ended.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     Ok(socket)
@@ -137,7 +137,7 @@ pub async fn serve(
 pub async fn listen_after_first_poll(address: SocketAddr, app: &RouterApp) -> Result<TcpListener> {
     let error = |e| Error::io(format!("address {address}"), e);
     let socket = bind(address).map_err(error)?;
-    // An aborted poll is repeated by the router.
+    // If the timeout aborts this poll, the router polls again later.
     let _ = timeout(FIRST_POLL_MAX, app.fleet().look()).await;
     socket.listen(BACKLOG).map_err(error)
 }

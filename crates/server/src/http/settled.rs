@@ -2,8 +2,8 @@
 
 use sterling_core::error::Result;
 
-/// Content of a file that is read periodically. A writer may be halfway, and half a file may be valid; so new content counts once
-/// two reads in a row agree.
+/// Content of a file that is read periodically. A writer may be in the middle of a write, and a partial file may be
+/// valid. New content is therefore accepted once two successive reads agree.
 #[derive(Debug)]
 pub(super) struct Settled<T> {
     /// Accepted content; `None` if the file could not be read.

@@ -1,7 +1,8 @@
 //! Shadow traffic: repeats some requests at another version after they were answered, and compares both answers.
 //!
-//! No client waits for a shadow request: it is prepared and run after the answer, with the priority of batches. A few run at a
-//! time. A shadow request is skipped and counted if no slot is free, its rate is exceeded or the engine is full.
+//! No client waits for a shadow request: it is prepared and run after the answer, with the priority of batches. A few
+//! shadow requests run at a time. One is skipped and counted if no slot is free, its rate is exceeded or the engine is
+//! full.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -38,7 +38,7 @@ pub(super) struct Socket<S> {
 enum ProtocolState {
     Http1 {
         framing: Framing,
-        /// Bytes behind the current request.
+        /// Bytes after the current request.
         ahead: Bytes,
     },
     Http2(Box<Frames>),
@@ -116,7 +116,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
         }
     }
 
-    /// Buffers bytes behind the current request. Returns the number of bytes that belong to the current request.
+    /// Buffers bytes after the current request. Returns the number of bytes that belong to the current request.
     fn split(&mut self, before: usize, buffer: &ReadBuf<'_>) -> usize {
         let came = &buffer.filled()[before..];
         let ProtocolState::Http1 { framing, ahead } = &mut self.spoken else { return came.len() };

@@ -129,7 +129,7 @@ pub(super) struct StreamTasks {
 }
 
 impl<F: Future<Output: Send> + Send + 'static> Executor<F> for StreamTasks {
-    // Called right after the service, which registers the request.
+    // hyper calls this right after the service, which has registered the request.
     fn execute(&self, task: F) {
         self.streams.answers(tokio::spawn(ScheduledFuture::new(task, &self.threads, &self.caller)).abort_handle());
     }

@@ -26,7 +26,7 @@ impl Watched {
         Watched { run: run.clone(), by: run.side(key), begun: Instant::now() }
     }
 
-    /// Records the outcome. Rejections for lack of capacity say nothing about a version.
+    /// Records the outcome of the observed request. Rejections for lack of capacity say nothing about a version.
     pub(super) fn ended(&self, failure: Option<&Error>) {
         match failure.map(Error::kind) {
             Some(Kind::Overloaded | Kind::NotReady) => {}

@@ -50,7 +50,7 @@ impl ChunkThreads {
         Ok(Arc::new(ChunkThreads { turns: Arc::default(), runtime }))
     }
 
-    /// Moves the body to these threads if its length is unknown, which only applies to long answers.
+    /// Lets these threads compute a body of unknown length; only long answers have such bodies.
     pub(super) fn long(self: &Arc<Self>, response: Response<Body>) -> Response<Body> {
         if response.body().size_hint().exact().is_some() {
             return response;
@@ -95,7 +95,7 @@ impl ChunkThreads {
         };
         locked(&self.turns).push(flow, Box::pin(job));
         let turns = self.turns.clone();
-        // There is one task per job; each runs the next job in rotation.
+        // Spawns one task per job. A task runs the next job in rotation, which need not be the job queued above.
         let next = async move {
             let job = locked(&turns).pop();
             if let Some(job) = job {
@@ -149,7 +149,7 @@ async fn next_frames(mut body: Body) -> ComputedFrames {
         Poll::Ready(false)
     });
     let is_done = is_done.await;
-    // This also frees the columns of an answer on this thread.
+    // Dropping the body frees the columns of the answer on this thread.
     let rest = if is_done {
         drop(body);
         None

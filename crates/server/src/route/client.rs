@@ -445,7 +445,7 @@ mod tests {
                 );
                 answer(&mut stream, number(&requested), ("200 OK", MEDIA_TYPE, "yes"));
             }
-            // The connection closes only after it became idle.
+            // The server closes the connection only after it became idle.
             reported.recv().unwrap();
             drop(stream);
             closed.send(()).unwrap();
@@ -475,7 +475,7 @@ mod tests {
             let (mut stream, _) = listener.accept().unwrap();
             request(&mut stream);
             tell.send(()).unwrap();
-            // End of the caller's data.
+            // The client has closed its side of the connection.
             assert_eq!(stream.read(&mut [0; 16]).unwrap(), 0);
         });
         let error = call(&client, 200).unwrap_err();

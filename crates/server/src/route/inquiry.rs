@@ -66,7 +66,7 @@ pub(super) struct Inquiry<'a> {
     pub(super) out: &'a Outgoing,
     /// Kind of the call in the group's statistics.
     pub(super) kind: usize,
-    /// Origin of the group's clock.
+    /// Time origin of the clock of the replica group.
     pub(super) origin: Instant,
     /// Timeout of the query.
     pub(super) wait: Duration,
@@ -152,7 +152,7 @@ impl Inquiry<'_> {
                     answered => return answered,
                 },
                 () = sleep_until(at.unwrap_or(deadline)), if at.is_some() => None,
-                // Another replica may have returned.
+                // Another replica may be reachable again.
                 () = self.looked(), if at.is_none() => match Instant::now() < patience {
                     true => continue,
                     false => None,

@@ -246,7 +246,7 @@ pub fn read_reply(body: Bytes) -> Result<PassReply> {
             rest.text.truncate(length);
         }
         Replied::Text(_) if length > 0 => {
-            return Err(Error::invalid(format!("body: {length} bytes before its start, expected none")));
+            return Err(Error::invalid(format!("body: {length} bytes of item text in a reply without items")));
         }
         Replied::Text(_) => {}
     }

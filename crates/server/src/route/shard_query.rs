@@ -86,7 +86,7 @@ pub(super) struct ShardedRequest<'a> {
     pub(super) edition: &'a Edition<Arc<Client>>,
     pub(super) homes: &'a [ReplicaGroup],
     pub(super) terms: Conditions,
-    /// Origin of the groups' clocks.
+    /// Time origin of the clocks of the replica groups.
     pub(super) origin: Instant,
     /// Notification of finished polls of the servers.
     pub(super) looked: &'a Notify,

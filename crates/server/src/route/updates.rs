@@ -183,7 +183,8 @@ impl ShardServers<'_> {
             };
             let is_absent = is_absence(error.kind());
             last = ShardFailure { error, may_be_applied };
-            // A server that certainly wrote nothing has tried for long, and the other servers use the same broker.
+            // A server that reports that it wrote nothing has already waited for the broker, which the other servers
+            // use too.
             if may_be_applied || !is_absent || last.error.is_unapplied() {
                 break;
             }

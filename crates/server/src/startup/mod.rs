@@ -58,8 +58,8 @@ impl Server {
         let (access, tls) = (AccessControl::open(&config.access)?, Tls::open(&config.tls)?.map(Arc::new));
         let addresses = [Some(config.listen), config.access.admin_listen].into_iter().flatten();
         for address in addresses.filter(|address| !access.is_guarded() && !address.ip().is_loopback()) {
-            tracing::warn!(%address, "every client that reaches this address may make all calls: `access.keys` names \
-                                      a file of keys");
+            tracing::warn!(%address, "every client that reaches this address may make all calls; to require keys, set \
+                                      `access.keys` to a file of keys");
         }
         let placement = Placement::open(&config.tables)?;
         let peers = config.tables.host.as_ref().map(|_| Peers::open(&config.peers)).transpose()?.map(Arc::new);

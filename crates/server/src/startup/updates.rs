@@ -16,7 +16,7 @@ pub fn are_streams(updates: &Path) -> bool {
     ["nats://", "tls://"].iter().any(|scheme| updates.to_string_lossy().starts_with(scheme))
 }
 
-/// Rejects a location of updates that is not a folder, and URLs other than of streams.
+/// Rejects a location of updates that is neither a folder nor the URL of streams.
 pub(super) fn check(updates: &Path) -> Result<()> {
     if are_streams(updates) {
         return Ok(());

@@ -1,18 +1,18 @@
 //! Backlog: updates that a start must replay from a journal.
 //!
-//! Merges are triggered by the number of changed items. Updates of a few hot items change few items but are all replayed at every
-//! start, so their number and bytes trigger merges too.
+//! The number of changed items triggers a merge. Repeated updates of a few items change few items, but a start replays
+//! every update, so the number of updates and their bytes trigger a merge too.
 
 use super::ModelUpdates;
 use crate::view::View;
 
-/// Number and bytes of updates that trigger a merge of a snapshot of up to [`ITEMS`] items; the limits grow in proportion to
-/// larger snapshots.
+/// Number and bytes of updates that trigger a merge of a snapshot with at most [`ITEMS`] items. For larger snapshots,
+/// both limits grow in proportion to the items.
 const UPDATES: u64 = 1_000_000;
 const BYTES: u64 = 128 << 20;
 const ITEMS: u64 = 10_000_000;
 
-/// Updates that a start applies to the snapshot of a view.
+/// Updates that a start replays on top of a view's snapshot.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Backlog {
     /// Number of updates.
@@ -39,7 +39,7 @@ impl ModelUpdates {
         Backlog::of(items, self.last().saturating_sub(after), self.bytes_after(after))
     }
 
-    /// Returns the first position that a start would need, if the journal has already truncated it.
+    /// Returns the first position that a start would have to replay, if the journal no longer has this update.
     pub fn lacks(&self, view: &View) -> Option<u64> {
         let next = view.main().manifest.position + 1;
         (self.first() > next).then_some(next)

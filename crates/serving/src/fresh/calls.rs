@@ -13,10 +13,10 @@ use sterling_storage::files;
 const CALLS_MAX: usize = 10_000;
 /// Maximum bytes of the recorded rejections of calls; beyond it the oldest calls are forgotten.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
-/// File of the calls whose records the journal has truncated.
+/// File that stores the completed calls whose journal records were truncated.
 const CALLS: &str = "calls.json";
 
-/// Completed call.
+/// Completed call with an idempotency key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
     /// Hash of the request.
@@ -56,7 +56,7 @@ impl Calls {
 
     /// Records a completed call.
     pub(super) fn remember(&mut self, key: &str, made: Call) {
-        // A forgotten key may have been used again for a later call.
+        // A client may have reused a forgotten key for a later call.
         if self.made.get(key).is_some_and(|known| known.position >= made.position) {
             return;
         }
@@ -172,7 +172,7 @@ mod tests {
         calls.remember("a", call(3));
         assert_eq!(calls.begin("a", 5).unwrap(), Some(call(9)));
         assert_eq!(calls.made().len(), 1);
-        // A position has one call; if a journal was recreated, the last report is right.
+        // Each position belongs to one call; after a journal was recreated, the call recorded last is the right one.
         calls.remember("b", call(9));
         assert_eq!(calls.begin("a", 5).unwrap(), None);
         assert_eq!(calls.begin("b", 5).unwrap(), Some(call(9)));

@@ -18,14 +18,14 @@ pub(super) struct ReadColumns<'a> {
     columns: Vec<usize>,
 }
 
-/// Why the reranker cannot score an item.
+/// Reason why the reranker cannot score an item.
 pub(super) struct Unscorable {
     column: Option<String>,
     reason: String,
 }
 
 impl Unscorable {
-    /// Converts to the error of an update.
+    /// Converts the reason to the error that rejects the update.
     pub(super) fn into_error(self) -> Error {
         match self.column {
             Some(column) => Error::invalid(format!("attribute `{column}`: {}", self.reason)),

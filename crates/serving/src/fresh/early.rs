@@ -17,7 +17,7 @@ use sterling_snapshot::Snapshot;
 
 /// Maximum bytes of all embeddings; further items are embedded again when their updates are applied.
 const BYTES_MAX: usize = 64 << 20;
-/// Time for which an embedding waits for its update, which may never come if the call failed.
+/// Time after which an embedding is dropped; if its call failed, the update never follows.
 const EMBEDDING_LIFETIME: Duration = Duration::from_secs(60);
 
 /// Number of entries in `order`, beyond twice the embeddings, at which it is compacted.
@@ -160,7 +160,7 @@ mod tests {
         let all: Vec<&Put> = large.iter().collect();
         let kept = early.take(&main, &all).iter().flatten().count();
         assert!((1..=4).contains(&kept) && early.waiting().bytes == 0, "{kept}");
-        // One entry stays; later ones come and go.
+        // One entry remains; later entries are added and taken.
         let first = put(-1);
         early.keep(&main, vec![(&first, embedded(1))]);
         for id in 0..10_000 {

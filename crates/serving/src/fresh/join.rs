@@ -1,8 +1,8 @@
 //! Compaction of delta segments while updates continue.
 //!
-//! The time of a join grows with its rows, and a caller that waits for an update would wait for the join. A join therefore runs on
-//! its own thread, at lower priority than requests. Updates and deletions that arrive meanwhile set tombstones in the source
-//! segments, which the result inherits when it is ready.
+//! Joining segments takes time proportional to their rows, and a caller that waits for an update would wait for the
+//! join too. A join therefore runs on its own thread, at lower priority than requests. Updates and deletions that
+//! arrive during a join set tombstones in the source segments, which the resulting segment inherits.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -36,8 +36,8 @@ pub(super) fn live((segment, removed): &Part) -> usize {
 /// # Errors
 /// `Overloaded` if the thread cannot be started.
 pub(super) fn joiner() -> Result<ThreadPool> {
-    // Requests have priority: more segments to search until a slow join ends cost them less than a fast join. A pool of one
-    // thread runs the join without splitting it.
+    // Requests have priority: a slow join means more segments to search until it ends, which slows requests less than a
+    // fast join would. A pool of one thread runs the join without splitting it.
     Background::Steady.pool(&tasks::JOIN, 1).map_err(|e| Error::overloaded(e.to_string()).caused_by(e))
 }
 

@@ -36,7 +36,7 @@ const TABLE_ROWS_UNSEEN: usize = 65_536;
 const RATIO: usize = 2;
 /// Maximum number of items changed in place: filters that are answered from posting lists check all changed items.
 const CHANGED_MAX: usize = 1 << 17;
-/// Maximum number of segments added during a running join before the next update waits for it.
+/// Maximum number of segments added while a join runs; the next update then waits for the end of the join.
 const BEHIND_MAX: usize = 8;
 
 /// Update that does not fit the snapshot's model, because it was validated against another version or written by another server.
@@ -60,7 +60,7 @@ pub struct Fresh {
     overlay: Overlay,
     /// True if the values of each column may change in place.
     in_place: Vec<bool>,
-    /// Segments, the oldest and largest first. Every item but the latest copy has a tombstone.
+    /// Segments, the oldest and largest first. All copies of an item except the latest have tombstones.
     segments: Vec<Part>,
     /// Running join of some segments.
     joining: Option<Joining>,
@@ -68,7 +68,7 @@ pub struct Fresh {
     joiner: Option<ThreadPool>,
     /// Rows added after the last segment; older copies have tombstones.
     table: BTreeMap<i64, Row>,
-    /// The table as a segment, until it changes.
+    /// Segment built from the table; unset when the table changes.
     built: Option<Arc<Segment>>,
     position: u64,
     /// Incompatible updates that were not returned yet.
@@ -128,7 +128,7 @@ impl Fresh {
         self.apply_up_to(TABLE_ROWS_UNSEEN, updates, Fresh::seal)
     }
 
-    /// Arranges the updates of [`Fresh::catch_up`] in the segments for searching.
+    /// Moves the updates of [`Fresh::catch_up`] into segments that can be searched.
     ///
     /// # Errors
     /// `Overloaded` if memory is exhausted.
@@ -154,8 +154,8 @@ impl Fresh {
         })
     }
 
-    /// Applies updates; `full` makes room in a table of `rows` rows. Incompatible updates are returned once, by a later call if
-    /// this call fails.
+    /// Applies updates; calls `full` whenever the table has reached `rows` rows. Incompatible updates are returned
+    /// once: if this call fails, by a later call.
     fn apply_up_to(
         &mut self,
         rows: usize,
@@ -170,7 +170,7 @@ impl Fresh {
                     self.put(row);
                     misfits
                 }
-                // The embedding source does not respond now; the update must not be skipped for that.
+                // A transient error of the embedding source must not skip the update: the caller retries it.
                 (_, Some(Err(e))) if e.kind().is_transient() => return Err(e),
                 (_, Some(Err(error))) => {
                     self.misfits.push(IncompatibleUpdate { position, error, is_whole: true });

@@ -26,7 +26,8 @@ use sterling_journal::{Append, Done, Follower, Journal, Journals, Record, Topic}
 use sterling_kernels::priority::{self, Background};
 use sterling_snapshot::{Snapshot, check_name};
 
-/// Maximum number of updates applied per batch, before and after a version is visible. Larger batches use all cores.
+/// Maximum number of updates per batch, first for visible versions, then for versions that are not visible yet, whose
+/// large batches use all cores.
 const TOGETHER_MAX: usize = 1024;
 const TOGETHER_MAX_UNSEEN: usize = 16_384;
 /// Maximum bytes of records per batch.
@@ -222,7 +223,8 @@ impl ModelUpdates {
             return retained;
         }
         self.journal.release(position)?;
-        // On a full disk, truncation makes room for the calls. If the server ends in between, the calls are forgotten.
+        // On a full disk, truncation frees space for the calls. If the server stops before they are written, they are
+        // lost.
         if retained.is_err() {
             self.keep_calls()?;
         }
@@ -370,7 +372,7 @@ struct Following {
     pending: Vec<Update>,
     /// Error that prevented reading further updates.
     failed: Option<Error>,
-    /// True if `fresh` has changed since it was last shown.
+    /// True if `fresh` contains updates that no published view contains yet.
     is_unseen: bool,
     /// True if a panic has left the other fields inconsistent.
     is_broken: bool,
@@ -407,7 +409,7 @@ impl Following {
         let updates = feed.last().saturating_sub(position);
         if updates > 0 {
             let (model, version) = (&main.manifest.name, main.manifest.version);
-            tracing::info!(%model, version, position, updates, "later updates are applied to the items of the version");
+            tracing::info!(%model, version, position, updates, "applying the updates that are newer than the version");
         }
         let fresh = Fresh::new(main.clone(), position);
         let fresh = if in_place { fresh.in_place() } else { fresh }.taking(feed.early.clone());
@@ -439,7 +441,7 @@ impl Following {
         // Number of panics, and the last position of the updates that may have caused them.
         let (mut panics, mut suspect) = (0, 0);
         loop {
-            // A panic costs no answer: the current view stays until the updates were reapplied to the published version.
+            // After a panic, the current view keeps answering until the updates are reapplied to the published version.
             let step = catch_unwind(AssertUnwindSafe(|| self.step(shown))).unwrap_or_else(|_| {
                 self.is_broken = true;
                 (panics, suspect) = (panics + 1, self.feed.last());
@@ -458,7 +460,7 @@ impl Following {
                     self.waits(Some(e), shown);
                     std::thread::sleep(LINGER);
                 }
-                // The current view stays in use.
+                // The view shown last keeps answering.
                 Err(e) => {
                     tracing::error!(model = self.name, error = %e, "updates are no longer applied; the current view stays");
                     shown.upgrade().iter().for_each(|shown| shown.stall(&e));
@@ -567,7 +569,7 @@ impl Following {
             if record.position != expected {
                 let position = record.position;
                 self.failed =
-                    Some(Error::corrupt(format!("the journal gave position {position}, expected {expected}")));
+                    Some(Error::corrupt(format!("the journal returned position {position}, expected {expected}")));
                 break;
             }
             bytes += record.payload.len();

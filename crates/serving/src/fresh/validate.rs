@@ -80,9 +80,11 @@ impl Check<'_> {
         let width = self.view.dimension();
         match &self.item.embedding {
             Some(_) if !self.item.whole => {
-                Err(self.item.invalid(EMBEDDING, "a vector beside `set`: expected the whole item with `attributes`"))
+                Err(self.item.invalid(EMBEDDING, "got a vector with `set`, expected the whole item with `attributes`"))
             }
-            Some(_) if has_tower => Err(self.item.invalid(EMBEDDING, "the model's item tower makes it, expected none")),
+            Some(_) if has_tower => {
+                Err(self.item.invalid(EMBEDDING, "got a vector, expected none: the model's item tower computes it"))
+            }
             None if self.item.whole && !has_tower => {
                 Err(self.item.invalid(EMBEDDING, format!("missing, expected {width} numbers")))
             }
@@ -137,7 +139,7 @@ impl Check<'_> {
         let field = || GivenItem::field(self.item.whole, name);
         let source = main.package.item.as_ref().and_then(|t| t.features().iter().find(|f| f.source() == name));
         if let (Some(_), false) = (source, self.item.whole) {
-            let reason = "the item tower reads it: expected the whole item, from which a new vector is made";
+            let reason = "the item tower reads it: expected the whole item, to compute its embedding again";
             return Err(self.item.invalid(field(), reason));
         }
         let is_kept = main.package.spec.item.vectors.iter().any(|spec| spec.column.as_deref() == Some(name));
@@ -164,7 +166,7 @@ impl Check<'_> {
             }
         };
         let expected = match kind {
-            ColumnKind::Floats => "a number that a float of 64 bits keeps exactly",
+            ColumnKind::Floats => "a number that a 64-bit float represents exactly",
             _ => kind.plural(),
         };
         let attribute = as_kind(values, kind);

@@ -19,7 +19,7 @@ pub(super) struct InProgress {
     trace: Trace,
     /// Results of the queries, if the user has several.
     parts: Option<Parts>,
-    /// For a shard: candidates that the queries have selected so far.
+    /// For a shard: the candidates that the completed queries have selected.
     selected: Vec<Option<Selected>>,
     pub(super) is_answered: bool,
 }

@@ -47,7 +47,7 @@ pub(super) fn of(view: &View, prepared: &Prepared) -> Cost {
         Task::Rank { .. } | Task::Embed { .. } => candidates,
     };
     let tasks = view.overarch().map_or(0, |o| o.tasks());
-    // Numbers per candidate that the reranker reads, at least those of the row that retrieval scores.
+    // Number of values per candidate that the reranker reads, at least the dimension of the row that retrieval scores.
     let rows = view.overarch().map_or(0, |o| o.row_width()).max(view.dimension());
     let row = rows as f64 * ROW_NS_PER_NUMBER;
     work_ns += candidates as f64 * (CANDIDATE_NS + row);

@@ -155,7 +155,7 @@ fn rank_named(
     }
 }
 
-/// Ranks candidates that come with their retrieval scores.
+/// Ranks candidates that the request contains together with their retrieval scores.
 fn rank_chosen((requested, candidates): (&EmbeddedRequest<'_>, &[Vec<(f32, Slot)>]), answers: &mut BatchAnswers<'_>) {
     let mut progress = InProgress::new(requested, candidates.len());
     for (n, of_query) in candidates.iter().enumerate() {

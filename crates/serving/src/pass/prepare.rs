@@ -124,7 +124,7 @@ fn check_retrieve(view: &View, request: &Retrieve) -> Result<()> {
             let known = if known.is_empty() { "none: this model has one query".into() } else { known.join(", ") };
             return Err(place(Error::invalid(format!("no such query, expected some of: {known}"))));
         }
-        // Fewer than `k` are allowed: `k` of a page includes the results before it.
+        // Fewer candidates than `k` are allowed: for a later page, `k` includes the results of earlier pages.
         if candidates == 0 || candidates > limits::CANDIDATES_MAX {
             let most = limits::CANDIDATES_MAX;
             return Err(place(Error::invalid(format!("got {candidates}, expected 1 to {most}"))));
@@ -236,13 +236,13 @@ fn search(view: &View, request: &Retrieve) -> Result<Search> {
     };
     let k0: Vec<usize> = if queries.is_empty() { vec![k0(None)] } else { queries.iter().map(k0_of).collect() };
     let planned = view.plan(&request.filter)?;
-    // The setting for the query with most candidates suffices for the other queries.
+    // The calibrated nprobe of the query with most candidates suffices for the other queries.
     let most = k0.iter().copied().max().unwrap_or(0);
     let pass_rate = planned.plan.pass_rate();
     let (probes, left, ood) = probes(view, request, most, pass_rate);
     let probes = Probes { ood_probes: ood.map(|ood| ood.probes), ..probes };
     let (by_codes, by_int8) = if request.exact { (None, 0) } else { selected(view, request, most, pass_rate) };
-    // A large page may request more results than one of several queries has candidates.
+    // A deep page may want more results than a single one of several queries has candidates.
     let of_query = |k0: usize| SearchPlan {
         k: if queries.is_empty() { request.least() } else { request.least().min(k0) },
         k0,

@@ -132,7 +132,7 @@ impl Reranker<'_> {
         let Scratch { tasks, values, order, .. } = &mut *self.scratch;
         let count = candidates.len();
         let id = |n: u32| self.view.id(candidates[n as usize].1);
-        // Adding 0 turns -0 into 0, so that answers contain one zero.
+        // Adding 0 converts -0 to 0, so that answers contain no -0.
         let value = |n: u32| values[n as usize] + 0.0;
         let better = |a: &u32, b: &u32| by_score(value(*a), value(*b)).then_with(|| id(*a).cmp(&id(*b)));
         order.clear();

@@ -220,7 +220,7 @@ impl Search {
         })
     }
 
-    /// Maximum number of results below which a query does not end while unscanned lists may hold eligible items.
+    /// Returns the number of results below which a query continues while unscanned lists may hold eligible items.
     pub(super) fn least(&self) -> usize {
         self.queries.iter().map(|query| query.k).max().unwrap_or(0)
     }
@@ -235,7 +235,7 @@ impl Search {
         self.queries.iter().any(|query| query.exact)
     }
 
-    /// Returns how eligible items are found, in the words of an explanation.
+    /// Returns how eligible items are found, as explanations name it.
     pub(super) fn route(&self) -> &'static str {
         match (self.is_exact(), self.planned.plan.route()) {
             (_, Route::Nothing) => "none",

@@ -160,7 +160,7 @@ impl<T> Entry<T> {
         self.drop_idle();
     }
 
-    /// Drops versions without a role.
+    /// Drops versions that are neither active nor previous, have no label, are not held, and are no canary or shadow.
     fn drop_idle(&mut self) {
         let Entry { loaded, active, previous, labels, held, desired_state, .. } = self;
         loaded.retain(|v, _| {
@@ -222,9 +222,9 @@ impl<T> Entry<T> {
         Ok(())
     }
 
-    /// Records the desired state. New settings are left to be applied; labels that are no longer desired are removed if they
-    /// still point to their desired version. A revision older than the known one changes nothing: the last read of a store may be
-    /// older than this server's own write.
+    /// Records the desired state. New settings are only recorded; the next poll applies them. Labels that are no longer
+    /// desired are removed if they still point to their desired version. An older revision than the known one changes
+    /// nothing: the store may return a state from before this server's own write.
     pub(super) fn receive(&mut self, desired_state: Desired) {
         if desired_state.revision < self.desired_state.revision {
             let (seen, known) = (desired_state.revision, self.desired_state.revision);
@@ -237,7 +237,8 @@ impl<T> Entry<T> {
         if before.version != self.desired_state.version {
             self.is_desired_active = self.desired_state.version.is_none();
             if self.is_desired_active {
-                // The newest version counts as new again, although it existed while another version was desired.
+                // The newest version must be activated again, although it was handled while another version was
+                // desired.
                 self.settled.clear();
             }
         }

@@ -209,7 +209,7 @@ impl<T: Send + Sync> Registry<T> {
         let mut is_found = false;
         let mut tried = BTreeSet::new();
         for due in self.due(name, &published) {
-            // The newest loadable version is enough.
+            // Once the newest version that can be loaded is in memory, older ones are not tried.
             let is_newest = due.why == LoadReason::Newest;
             if !(is_newest && is_found) && tried.insert((due.version, due.why.clone())) {
                 is_found |= self.load_or_reject(name, &due) && is_newest;
@@ -299,7 +299,8 @@ impl<T: Send + Sync> Registry<T> {
             .map_or_else(|| self.ensure_local(name, due.version, due.stamp, Background::Steady), Ok);
         let Ok(loaded) = result else { return false };
         let settled = match due.why {
-            // A desired version marks all published versions as handled; a label, a canary or a shadow marks none.
+            // Loading a desired version marks all published versions as handled; loading a labelled one, a canary or a
+            // shadow none.
             LoadReason::Wished(_) => self.published(name, u64::MAX),
             LoadReason::Labelled(_) | LoadReason::Traffic => Vec::new(),
             LoadReason::Newest | LoadReason::Replaced => self.published(name, due.version),
@@ -450,7 +451,7 @@ impl<T: Send + Sync> Registry<T> {
             && content.as_ref().is_err_and(|e| e.kind() == Kind::Corrupt)
             && self.store.discard(name, version)?
         {
-            // A fresh download is read only once.
+            // A new download that is corrupt too is not downloaded again.
             is_last = held.fold().is_none();
             held = self.store.ensure_local(name, version)?;
             content = self.loader.load(held.folder(), background);
@@ -458,7 +459,8 @@ impl<T: Send + Sync> Registry<T> {
         Ok((Arc::new(content?), held))
     }
 
-    /// Rejects if memory does not suffice for another version like this one. Drops the previously active version if necessary.
+    /// Checks that memory suffices for another version of the size of `like`. Drops the previously active version if
+    /// necessary.
     ///
     /// # Errors
     /// `NoSpace` with the free memory and the loaded versions.

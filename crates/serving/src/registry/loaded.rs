@@ -20,7 +20,7 @@ pub struct Loaded<T = Live> {
     /// Position of the checkpoint that the version was loaded from, if any.
     pub(super) fold: Option<u64>,
     pub(super) room: Option<Room>,
-    /// Keeps the version's files from being deleted.
+    /// Handle that prevents the deletion of the version's files.
     pub(super) _held: Option<PinnedVersion>,
 }
 

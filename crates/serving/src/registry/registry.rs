@@ -60,7 +60,7 @@ pub struct Registry<T = Live> {
     pub(super) entries: ArcSwap<Entries<T>>,
     /// True if the store has been read; before that, unknown models may exist.
     pub(super) is_read: AtomicBool,
-    /// Held briefly while entries are changed.
+    /// Lock that is held briefly while entries are changed.
     pub(super) changing: Mutex<()>,
 }
 
@@ -131,7 +131,7 @@ impl<T: Send + Sync> Registry<T> {
         self.entry(name, |entry| entry.get(which))
     }
 
-    /// Loads a published version and keeps it in memory. Changes nothing else.
+    /// Loads a published version and keeps it in memory; changes nothing else.
     ///
     /// # Errors
     /// `NotFound` for a version that is not published; the reason if it cannot be loaded.
@@ -155,7 +155,7 @@ impl<T: Send + Sync> Registry<T> {
         self.change(name, |entry| {
             entry.insert(loaded.clone());
             entry.activate(version);
-            // This server's operator decides until the desired state changes.
+            // The decision of this server's operator holds until the desired state changes.
             entry.is_desired_active = true;
             entry.settle(settled);
         });

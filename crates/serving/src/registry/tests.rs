@@ -293,7 +293,7 @@ fn a_recreated_store_is_loaded_and_a_returning_one_changes_nothing() {
     fs::rename(&away, &store).unwrap();
     bed.registry.refresh();
     assert_eq!((bed.active("m"), bed.reported.tried_in_all()), (is(2, "t2"), tried));
-    // Copied back folder by folder, with other inodes: the bytes decide.
+    // The versions are copied back with other inodes: their bytes identify them.
     fs::rename(&store, &away).unwrap();
     for version in 1..=3 {
         let text = fs::read_to_string(away.join(format!("m/{version}/text"))).unwrap();
@@ -348,7 +348,7 @@ fn transient_failures_are_retried_with_growing_delay() {
         bed.registry.refresh();
         bed.active("m").0 == 2
     });
-    // Delays of 40, 80 and 160 ms, each less up to a fifth.
+    // Delays of 40, 80 and 160 ms, each reduced by up to a fifth.
     assert!(start.elapsed() >= Duration::from_millis(200), "{:?}", start.elapsed());
     assert_eq!((bed.reported.tried("m", 2), bed.refused("m", 2)), (4, None));
     assert_eq!(bed.reported.tried("m", 1), 1);
@@ -362,7 +362,7 @@ fn rejected_versions_are_retried_when_their_folder_changes() {
     fs::write(bed.path("m", 1).join("more"), "x").unwrap();
     bed.registry.refresh();
     assert_eq!(bed.active("m").0, 1);
-    // A copy file by file, the manifest first.
+    // Copies the folder file by file, the manifest first.
     fs::create_dir_all(bed.path("m", 2)).unwrap();
     fs::write(bed.path("m", 2).join("manifest.json"), "m 2 two 0").unwrap();
     for _ in 0..3 {
@@ -458,7 +458,7 @@ fn a_panic_in_a_load_is_a_rejection() {
 
 #[test]
 fn a_load_that_panics_once_is_tried_again() {
-    // Transient failures do not count as panics, however many there were.
+    // Transient failures do not count as panics, however often they occur.
     let bed = Bed::new(|_, _, nth| match nth {
         1..=3 => Err(Error::unavailable("not yet")),
         4 => panic!("for a moment"),

@@ -99,8 +99,9 @@ impl<T: Send + Sync> Registry<T> {
         Ok(())
     }
 
-    /// Returns the desired state of a model in its store, as last read by this server, and whether the desired version is active;
-    /// `None` if this server does not follow the store. Reads the store.
+    /// Returns the desired state of a model in its store, as last read by this server, and whether the active version
+    /// satisfies the desired state; `None` if this server does not follow the store. Reads the published versions from
+    /// the store.
     pub fn desired(&self, name: &str) -> Option<(Desired, bool)> {
         let (desired_state, active) = match self.options.follow {
             true => self.entry(name, |entry| Ok((entry.desired_state.clone(), entry.active))).ok()?,
@@ -136,7 +137,8 @@ impl<T: Send + Sync> Registry<T> {
         {
             tracing::warn!(model = name, version = before, %error, "activation in the store failed, and the previous version could not be reactivated");
         }
-        // `activate` lets this server's operator decide. Here the store decides, if its desired state is new or already met.
+        // `activate` has set `is_desired_active`. The flag stays set only if no other version is desired, or if it was
+        // set before at this revision.
         self.change(name, |entry| {
             let is_met = entry.desired_state.version.is_none_or(|version| entry.active == Some(version));
             entry.is_desired_active = is_met || was_done && entry.desired_state.revision == revision;

@@ -170,7 +170,7 @@ fn digest_of_hex(text: &str) -> Option<Digest> {
 
 /// Generated key and its entry for a file of keys.
 pub struct NewKey {
-    /// The key, for its user only.
+    /// Secret key, which only its user may know.
     pub secret: String,
     /// Lines for the file, without the key.
     pub entry: String,

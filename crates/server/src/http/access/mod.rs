@@ -1,8 +1,9 @@
 //! Access control: keys with roles, which every call checks; rates; the audit log of changes.
 //!
-//! Without a file of keys, a server answers every client that can reach its socket. With one, each call needs a key
-//! (`Authorization: Bearer KEY`) whose role is at least the call's and whose models include the call's. Keys are random and
-//! stored as SHA-256. A received key is compared with all entries in constant time, and every invalid key gets the same answer.
+//! Without a file of keys, a server answers every client that can reach its socket. With a file of keys, each call
+//! needs a key (`Authorization: Bearer KEY`) whose role is at least the call's and whose models include the call's.
+//! Keys are random and stored as SHA-256. A received key is compared with all entries in constant time, and every
+//! invalid key gets the same answer.
 
 mod guard;
 mod keys;

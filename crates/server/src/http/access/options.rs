@@ -12,7 +12,7 @@ use crate::http::address::read_any_address;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AccessOptions {
-    /// File of access keys, written by `sterling key` and reloaded on change. Without it, every client may make
+    /// File of access keys, written by `sterling key` and reloaded on change. Without a file, every client may make
     /// every call.
     #[schema(value_type = Option<String>)]
     pub keys: Option<PathBuf>,
@@ -20,7 +20,7 @@ pub struct AccessOptions {
     #[serde(deserialize_with = "read_any_address")]
     #[schema(value_type = Option<String>)]
     pub admin_listen: Option<SocketAddr>,
-    /// File to which calls that change something are appended, one JSON line each. Without it they only appear in
+    /// File that records calls that change something, one JSON line each. Without a file, these calls only appear in
     /// the log.
     #[schema(value_type = Option<String>)]
     pub audit_log: Option<PathBuf>,

@@ -63,7 +63,7 @@ impl TestServer {
         TestServer { runtime: Runtime::new().unwrap(), router: router(app.clone()), app, secrets, _folder: folder }
     }
 
-    /// The same keys in front of a router.
+    /// Replaces the server by a router with the same keys.
     fn routed(self) -> Self {
         let keys = Some(self._folder.path().join("keys.toml"));
         let access = AccessControl::open(&AccessOptions { keys, admin_listen: None, audit_log: None }).unwrap();
@@ -293,7 +293,7 @@ fn no_spelling_of_a_path_bypasses_its_role() {
     ] {
         assert_eq!(edge.ask(&Method::POST, path, Some(&read)).0, StatusCode::FORBIDDEN, "{path}");
     }
-    // Different paths, despite their similarity.
+    // Paths that resemble the path of a call, but differ from it.
     for path in [
         "//v1/models/m/versions/1:activate",
         "/v1/models/m/versions/1:activate/",
@@ -307,7 +307,7 @@ fn no_spelling_of_a_path_bypasses_its_role() {
         let status = edge.ask(&Method::POST, path, Some(&edge.bearer("admin"))).0;
         assert_eq!(status, StatusCode::NOT_FOUND, "{path}");
     }
-    // An escaped model name is the same name.
+    // An escaped model name is the same name as the unescaped one.
     let other = edge.bearer("admin-of-other");
     assert_eq!(edge.ask(&Method::GET, "/v1/models/%6d", Some(&other)).0, StatusCode::FORBIDDEN);
 }

@@ -1,4 +1,4 @@
-//! Connections, each at a stage of its own.
+//! Tests of connections at each stage.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
@@ -10,7 +10,7 @@ fn options() -> Options {
     Options { idle_ms: 1000, header_ms: 100, stall_ms: 10, ..Options::default() }
 }
 
-/// A connection that was opened some time ago and has been in its stage since then.
+/// Returns a connection that was opened `ms` milliseconds ago and has been at this stage since then.
 fn aged(stage: u8, ms: u64) -> Connection {
     let opened = Instant::now() - std::time::Duration::from_millis(ms);
     Connection { opened, stage: AtomicU8::new(stage), ..Connection::new(PEER) }

@@ -1,4 +1,5 @@
-// Renders an answer: items as a table or as tiles, moves against another answer, and the time of each step.
+// Renders an answer: items as a table or as tiles, changes of rank compared with another answer, and the time of each
+// step.
 
 const as_cards = { chosen: false };
 

@@ -37,7 +37,7 @@ async function render_values(column) {
   const answer = await ask(`${base()}/columns/${encodeURIComponent(column.name)}?limit=30`);
   if (!answer.ok) return at("values").replaceChildren(problem(answer));
   const { values, found, least, greatest } = answer.told;
-  // Without separators, as in a filter: many are years, times and ids.
+  // Numbers without thousands separators, as in a filter: many are years, times or ids.
   const bound = value => typeof value === "number" && !Number.isInteger(value) ? String(+value.toPrecision(6)) : String(value);
   const range = least === undefined ? "" : `, from ${bound(least)} to ${bound(greatest)}`;
   const title = `${column.name}: ${column.kind === "floats" ? "numbers" : `${whole(found)} values`}${range}`;
@@ -45,7 +45,7 @@ async function render_values(column) {
   at("values").scrollIntoView({ block: "nearest" });
 }
 
-// Tables as areas: width by the bytes of their rows, colour by location.
+// Draws each table as an area: the width shows the bytes of its rows, the colour their location.
 function render_tables() {
   const { tables } = shown.model;
   if (!tables.length) return at("plan").replaceChildren(make("p", {}, "This model has no tables: requests have vectors."));

@@ -48,7 +48,7 @@ async function read_metrics() {
     keep("Memory of requests in flight, MB", "in flight", time, total(now, "sterling_in_flight_bytes") / 1e6);
     const steps = [...new Set(now.filter(one => one.name === "sterling_step_seconds_sum").map(one => one.labels.step))];
     const costs = steps.map(step => [step, total(now, "sterling_step_seconds_sum", labels => labels.step === step)]).filter(([, cost]) => cost > 0).sort((a, b) => b[1] - a[1]);
-    // Steps that were the most expensive at first stay, each with its colour.
+    // Steps that were drawn once stay drawn, so that each keeps its colour.
     for (const [step] of costs) if (drawn_steps.length < STEPS && !drawn_steps.includes(step)) drawn_steps.push(step);
     for (const step of drawn_steps) keep("Seconds per second, by step", step, time, rate("sterling_step_seconds_sum", labels => labels.step === step));
     if (drawn_steps.length) keep("Seconds per second, by step", "others", time, rate("sterling_step_seconds_sum", labels => !drawn_steps.includes(labels.step)));
@@ -64,7 +64,7 @@ async function read_metrics() {
     keep("Items of the delta", "fresh", time, index.told.fresh_items);
   }
   last = { samples: now, time };
-  // Entries under the pointer stay until it leaves.
+  // A chart under the pointer is not redrawn until the pointer leaves it.
   if (page() !== "live" || document.querySelector("#charts svg:hover")) return;
   const ago = x => `${Math.round(time - x)} s ago`;
   at("charts").replaceChildren(...[...series].map(([chart, named]) => lines(chart, [...named].map(([name, points]) => ({ name, points })), { x_text: ago })));

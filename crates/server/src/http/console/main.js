@@ -11,7 +11,7 @@ function show_page() {
 
 function choose(name) {
   const model = shown.models.find(model => model.name === name) ?? shown.models[0];
-  // Keeps input that another version also uses.
+  // Keeps the entered values if the other version has the same inputs.
   const schema = of => of && JSON.stringify([of.name, of.features, of.queries, of.columns.map(column => column.name), of.constants, of.candidates, of.recall]);
   const is_other = schema(shown.model) !== schema(model);
   shown.model = model;

@@ -14,7 +14,7 @@ async function change(path, method, body) {
   at("page-models").querySelectorAll("button").forEach(button => button.disabled = true);
   const answer = await ask(base() + path, { method, body });
   await refresh();
-  // The refresh has rendered enabled buttons.
+  // `refresh` has replaced the disabled buttons by enabled ones.
   at("trouble").replaceChildren(...(answer.ok ? [] : [problem(answer)]));
 }
 
@@ -29,7 +29,7 @@ function activate(version) {
     change(scope === "store" ? `${path}?scope=store` : path, "POST");
   };
   const dialog = make("dialog", { "aria-label": "Activate a version", onclose: () => dialog.remove() },
-    make("h2", {}, `Let version ${version} of ${shown.model.name} answer?`), make("div", {}, "At:", boxes),
+    make("h2", {}, `Activate version ${version} of ${shown.model.name}?`), make("div", {}, "At:", boxes),
     make("div", { class: "row" }, make("button", { type: "button", class: "main", onclick: confirm }, "Activate"), make("button", { type: "button", onclick: () => dialog.close() }, "Cancel")));
   document.body.append(dialog);
   dialog.showModal();

@@ -17,7 +17,7 @@ const draw = (tag, attributes, ...children) => put(document.createElementNS("htt
 const is_whole = text => /^-?\d+$/.test(text);
 const integer = text => Number.isSafeInteger(Number(text)) ? Number(text) : BigInt(text);
 function parsed(text) {
-  // Browsers without source text access in JSON.parse (before 2025) mark rounded numbers as such.
+  // Browsers whose JSON.parse gives no source text (before 2025) round such numbers: they are shown with a leading ≈.
   const exact = (_, value, { source } = {}) => typeof value !== "number" || Math.abs(value) <= Number.MAX_SAFE_INTEGER ? value
     : source === undefined ? `≈${value}` : is_whole(source) ? BigInt(source) : value;
   return JSON.parse(text, exact);
@@ -65,7 +65,7 @@ async function ask(path, { method = "GET", body, signal } = {}) {
 }
 
 function problem(answer, text) {
-  // No key entered yet: the key field is the message.
+  // Without an entered key, no error is shown: the page shows the field for the key.
   if (answer.status === 401 && !sessionStorage.getItem(KEY)) return make("p", {}, "This server needs a key.");
   const { title = "", detail = "", code = "", offset } = typeof answer.told === "object" ? answer.told : { detail: answer.told };
   const box = make("div", { class: "problem", role: "alert" }, make("strong", {}, `${answer.status || ""} ${title} `), make("code", {}, code), make("div", {}, detail));

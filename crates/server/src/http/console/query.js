@@ -90,11 +90,11 @@ function render_answers() {
   at("answers").className = answers.length > 1 ? "grid" : "";
   at("answers").replaceChildren(...answers.map((one, n) => answer_panel(one, n === 1 ? reference : null)));
   if (!answers.length) return at("status").replaceChildren();
-  const main = answers.at(-1).answer, said = main.ok ? `${whole(main.told.items.length)} items` : "refused";
+  const main = answers.at(-1).answer, said = main.ok ? `${whole(main.told.items.length)} items` : "rejected";
   const shared = reference && main.ok ? main.told.items.filter(item => ranks(reference).has(item.id)).length : null;
   const of = Math.max(reference?.items.length ?? 0, 1);
-  at("status").textContent = shared === null ? said : `${said}, ${whole(shared)} of the ${whole(reference.items.length)} beside them${answers[0].title === "Exact" ? `: recall ${short(shared / of)}` : ""}`;
+  at("status").textContent = shared === null ? said : `${said}, ${whole(shared)} of the ${whole(reference.items.length)} in the other answer${answers[0].title === "Exact" ? `: recall ${short(shared / of)}` : ""}`;
 }
 
-// After the first answer, changes run at once.
+// After the first answer, each change of the form sends the request again.
 const changed = after(150, () => { if (answers.length) send(); });

@@ -2,7 +2,7 @@
 
 async function refresh_traffic() {
   const answer = await ask(`${base()}/traffic`);
-  // A router has no such data.
+  // Hidden if the traffic is unknown, for example if the servers of a router report different settings.
   at("traffic").hidden = !answer.ok;
   if (answer.ok) render_traffic(answer.told);
 }
@@ -16,7 +16,7 @@ async function wish_traffic(now, part, setting) {
   await change("/traffic", "PUT", body);
 }
 
-// A rolled-back canary's setting with a new share, without its stop.
+// Setting of a rolled-back canary with a new share, without the record of its rollback.
 const renewed = ({ stopped, ...setting }, share) => ({ ...setting, share });
 
 function traffic_form(now, part, what) {

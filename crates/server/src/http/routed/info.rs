@@ -10,7 +10,7 @@ use sterling_api::{MissingShard, ModelInfo, Problem};
 use sterling_core::error::{Error, Result};
 use sterling_core::request::VersionSelector;
 
-/// Describes a version as all shards together, or those that answer, report it.
+/// Describes a version by combining the reports of its shards, of those that answer.
 ///
 /// # Errors
 /// As [`Fleet::reported`](crate::route::Fleet::reported); the error of a shard if none answers.

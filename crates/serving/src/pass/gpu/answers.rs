@@ -81,7 +81,7 @@ impl SubmittedGroup {
 }
 
 /// Note in the explanation of a search that would scan first-pass codes on the CPU.
-const INT8_FOR_CODES: &str = "the GPU scanned int8 rows in place of the first pass's codes, which stay on the host";
+const INT8_FOR_CODES: &str = "the GPU scanned int8 rows instead of first-pass codes, which only the host has";
 
 fn explain((all, of_queries): (&QueryCounters, &[QueryCounters]), prepared: &Prepared, content: &Content) -> Explain {
     let search = prepared.task.search();

@@ -12,8 +12,8 @@ pub(super) struct Found {
     pub(super) users: Users,
     /// Candidates with their scores as ordered keys; unsorted, except for a shard's candidates.
     pub(super) best: Best,
-    /// Scores by the most precise rows, if other devices may have better candidates; `best` holds the scores of codes, by which
-    /// they were selected.
+    /// Scores by the most precise rows, if other devices may have better candidates; `best` then holds the scores of
+    /// quantized codes, by which the candidates were selected.
     pub(super) wide: Option<Array<u32>>,
     pub(super) counters: Counters,
 }
@@ -28,7 +28,7 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// Starts the transfer to the host.
+    /// Starts copying the counters to the host.
     pub(super) fn later(&self, count: usize) -> Result<LaterCounters> {
         let later = |counts: &Option<Array<u32>>| counts.as_ref().map(|counts| counts.later(count)).transpose();
         Ok(LaterCounters {
@@ -39,7 +39,7 @@ impl Counters {
     }
 }
 
-/// [`Counters`] in transfer.
+/// [`Counters`] that are being copied to the host.
 pub(super) struct LaterCounters {
     lists: Option<Later<u32>>,
     /// Number of items per snapshot or segment.
@@ -91,7 +91,7 @@ impl QueryCounters {
     }
 }
 
-/// Results of a device in transfer.
+/// Results of a device that are being copied to the host.
 pub(super) struct LaterFound {
     stride: usize,
     keys: Later<u32>,
@@ -159,7 +159,7 @@ pub(super) struct Candidate {
     pub(super) device: usize,
     /// Slot in the numbering of the device.
     pub(super) slot: u32,
-    /// Keys by codes and by rows; equal if rows alone select.
+    /// Score keys by quantized codes and by the most precise rows; equal if only the rows select.
     pub(super) keys: [u32; 2],
 }
 

@@ -176,7 +176,7 @@ impl Cuda {
         let reads_all = is_several || wanted.iter().any(|&place| is_whole(batch.prepared(place)));
         let users = embedded.users.read(embedded.requests.len(), reads_all)?;
         let invalid = answer_embeddings(batch, &embedded, &users);
-        // The host has waited for the users, and so for all writes to cached rows.
+        // The host has waited for the user embeddings, and so for all writes to cached rows.
         end(turn, resident);
         let users = is_several.then_some(&users);
         let ranked = |n: &usize| !invalid[*n] && !matches!(embedded.requests[*n].1.task, Task::Embed { .. });
@@ -184,7 +184,7 @@ impl Cuda {
         let mut groups = Group::all(&seen, &embedded, ranked, residents.group_bytes());
         groups.sort_by_key(|group| std::cmp::Reverse(group.requests.len()));
         let mut under_way: Option<SubmittedGroup> = None;
-        // Submitted groups alternate between streams; a group whose requests are all late takes no stream.
+        // Groups alternate between the two streams of a device; a group whose requests are all late uses no stream.
         let mut sent = 0;
         for group in groups {
             let is_late = |n: &usize| batch.deadline(embedded.requests[*n].0).is_some_and(|by| Instant::now() >= by);
@@ -232,8 +232,8 @@ impl Cuda {
     }
 }
 
-/// Answers requests for embeddings, and those whose tower output is invalid; returns which ones these are. Records the queries
-/// that will be searched.
+/// Answers requests for embeddings, and requests whose tower output is invalid. Returns, per request, whether its
+/// output is invalid. Records the queries that will be searched.
 fn answer_embeddings(batch: &dyn Batch, embedded: &Embedded<'_>, users: &HostUsers) -> Vec<bool> {
     let answer = |(n, &(place, prepared)): (usize, &(usize, &Prepared))| {
         let reads_more = prepared.view().main().package.needs_features();

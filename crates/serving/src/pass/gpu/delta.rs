@@ -42,7 +42,7 @@ struct PartItems {
     items: DeviceLiveItems,
 }
 
-/// Writes a device's part of a segment from a slot on.
+/// Function that writes a device's partition of a segment to slots, starting at the given slot.
 type PutAt<'a> = dyn Fn((&Segment, &ListCut), u32) -> Result<Vec<SlotLease>> + 'a;
 
 /// Device arrays of a snapshot that end with spare slots.
@@ -102,7 +102,7 @@ impl LivePart {
 }
 
 impl DeviceViewSegment {
-    /// Returns the first slot on the device.
+    /// Returns the segment's first slot on the device.
     fn first(&self) -> u32 {
         self.segment.slots.places().start
     }
@@ -154,8 +154,8 @@ pub(super) fn live_items<'a>(live: Option<&'a DeviceLiveItems>, planes: &'a Devi
 impl DeviceDelta {
     /// Creates an empty delta with `spare` slots, which follow the slots of this GPU's share of the snapshot.
     pub(super) fn new((share, cut): (Share, Arc<ListCut>), spare: usize) -> Self {
-        // Leaves a block behind the snapshot's slots: the end offset of its last slot's values must not be overwritten by a
-        // segment.
+        // Leaves one block free after the snapshot's slots: a segment must not overwrite the end offset of the values
+        // of the last slot.
         let end = cut.slots().saturating_add(spare) as u32;
         let spare = Spare::new((cut.slots() + BLOCK) as u32..end.max((cut.slots() + BLOCK) as u32));
         DeviceDelta { cut, share, spare, views: Mutex::default(), segments: Mutex::default() }
@@ -273,7 +273,8 @@ fn live_part(
 fn upload(device: &Device, (arrays, of): (SpareArrays<'_>, &DeviceDelta), segment: &Segment) -> Result<DeviceSegment> {
     let (index, spare) = (segment.index(), &of.spare);
     let cut = index.cut(of.share);
-    // Reserves a block behind the segment's slots, so that no other segment overwrites the end offset of its last slot's values.
+    // Reserves one block after the segment: no other segment may overwrite the end offset of the values of its last
+    // slot.
     let room = (cut.slots() + BLOCK) as u32;
     let full = || {
         let (free, slots) = (spare.left(), cut.slots());

@@ -128,7 +128,7 @@ impl Group {
     ) -> Vec<Group> {
         let mut alone: Vec<Group> =
             requests.into_iter().map(|n| Group::of(seen, &embedded.requests[n].1.task, n)).collect();
-        // Requests of similar size are grouped, since each takes the room of the largest.
+        // Groups requests of similar size, since each request of a group takes as much memory as the largest.
         alone.sort_by_key(|group| (group.is_selection, group.way, group.room, group.candidates, group.reranked));
         let mut groups: Vec<Group> = Vec::new();
         for one in alone {

@@ -14,7 +14,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// Failures of the devices that share the items of versions.
 #[derive(Debug, Default)]
 pub(super) struct Health {
-    /// True if `failure` is set, so that a working device costs no lock.
+    /// True if `failure` is set. Checked without a lock, so that requests to a working device take none.
     is_failing: AtomicBool,
     failure: Mutex<Option<Failure>>,
 }

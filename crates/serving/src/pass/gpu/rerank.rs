@@ -1,4 +1,4 @@
-//! Steps 9 to 11 for a group.
+//! Steps 9 to 11 of the pass (task scores, value model, top K) on a device, for a group of requests.
 
 use super::candidates::{DeviceAnswer, Found, LaterCounters, QueryCounters, number};
 use super::embedded::Users;
@@ -102,7 +102,7 @@ fn merged(device: &Device, resident: &Resident, users: &Users, (found, most): (B
     Ok(best)
 }
 
-/// [`Columns`] in transfer.
+/// [`Columns`] that are being copied to the host.
 pub(super) struct LaterColumns {
     stride: usize,
     tasks: usize,

@@ -1,8 +1,8 @@
 //! Residency of versions in device memory: which are resident, which wait for room, and which are evicted.
 //!
 //! The first request for a version uploads it, and other requests wait for the upload. If there is no room or a device fails,
-//! later requests trigger retries with growing delays. A version with far fewer requests in the meantime is evicted, and waits in
-//! turn.
+//! later requests trigger retries with growing delays. A resident version that meanwhile gets far fewer requests is
+//! evicted, and then waits for room itself.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ enum Outcome<T> {
 #[derive(Debug)]
 struct Version<S, T> {
     of: Weak<S>,
-    /// Unset during the first upload.
+    /// Outcome of the upload; unset during the first upload.
     outcome: Arc<OnceLock<Outcome<T>>>,
     /// Requests for the version since the last retry of any version.
     asks: u64,
@@ -134,7 +134,8 @@ impl<S: Send + Sync + 'static, T: Clone + Send + Sync + 'static> RetainedVersion
         is_due
     }
 
-    /// Returns resident versions with far fewer requests than a waiting one, the least requested first. Resets all counts.
+    /// Returns resident versions with far fewer requests than a waiting one, the least requested first. Resets the
+    /// request counts.
     pub(super) fn eviction_candidates(&self, by: &Arc<S>) -> Vec<(Weak<S>, T)> {
         let (mut versions, by) = (self.versions(), Arc::downgrade(by));
         let asks = versions.iter().find(|version| version.is(&by)).map_or(0, |version| version.asks);

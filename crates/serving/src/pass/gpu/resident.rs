@@ -86,7 +86,7 @@ pub(super) fn spare_slots(cut: &ListCut) -> usize {
     slots.next_multiple_of(BLOCK)
 }
 
-/// Divisor of the snapshot's slots in [`spare_slots`], and the least number of spare slots.
+/// Constants of [`spare_slots`]: the divisor of the snapshot's slots, and the minimum number of spare slots.
 const SPARE_SHARE: usize = 8;
 const SPARE_MIN: usize = 16 << 10;
 

@@ -266,7 +266,8 @@ impl Residents {
         vec![0; self.devices.all().len()]
     }
 
-    /// Plans the parts of a snapshot on the devices: equal shares, as far as memory allows, assuming `freed` more bytes.
+    /// Plans the partitions of a snapshot on the devices: equal shares, as far as memory allows, assuming `freed` more
+    /// bytes.
     fn parts(&self, snapshot: &Snapshot, freed: &[u64]) -> Result<Vec<DevicePart>> {
         let devices = self.devices.all();
         let part = |(n, share): (usize, Share)| DevicePart::of(snapshot, share, n == 0);
@@ -346,15 +347,17 @@ impl Residents {
     }
 }
 
-/// Share of a device's room to plan with: lists are split between words, so a device may get slightly more than its share.
+/// Used fraction of a device's free memory: lists are split at word boundaries, so a device may get slightly more than
+/// its share.
 const ROUNDING: f64 = 0.98;
 
-/// Returns shares that sum to 1, as even as the rooms allow; `None` if the rooms are too small.
+/// Returns shares that sum to 1, as even as the relative room of each device allows; `None` if there is too little
+/// room.
 fn even_shares(rooms: &[f64]) -> Option<Vec<f64>> {
     let (mut shares, mut left) = (vec![0.0; rooms.len()], 1.0);
     let mut order: Vec<usize> = (0..rooms.len()).collect();
     order.sort_by(|&a, &b| rooms[a].total_cmp(&rooms[b]));
-    // Assigns the smallest room first; the others share the rest.
+    // Starts with the device that has least room; the others share the rest.
     for (n, &device) in order.iter().enumerate() {
         shares[device] = f64::min(left / (rooms.len() - n) as f64, rooms[device] * ROUNDING);
         left -= shares[device];

@@ -109,7 +109,8 @@ impl<'a> Filtering<'a> {
             searches.iter().zip(probes).map(|(search, probes)| of.filtered(search, probes)).collect();
         let items = of.eligible()?;
         let until = index.begin_until(of.device, &collected, (&searches, CheckInterval::Rare))?;
-        // Evaluates only scanned lists of the snapshot, unless all filters together fit into the budget of words.
+        // Evaluates filters only on the scanned lists of the snapshot, unless the bitmaps of all lists take no more
+        // memory.
         let (main, lists) = (&items[0], index.lists.lists());
         let is_by_list = main.of_queries.len() * until.most_lists() <= main.filters.len() * lists;
         of.evaluate(&items, usize::from(is_by_list))?;
@@ -141,7 +142,7 @@ impl<'a> Filtering<'a> {
         of.seen.resident.index.scan_round(of.device, collected, (until, round), &self.parts())
     }
 
-    /// Checks whether searches continue, from the candidates of all devices.
+    /// Checks on the device whether each search continues, based on the candidates of all devices.
     pub(super) fn look(&self, round: usize, kept: &SearchResults<'_>) -> Result<()> {
         let Filtering { of, until, .. } = self;
         of.seen.resident.index.look(of.device, (until, round), &of.users.vectors, kept)
@@ -191,7 +192,7 @@ impl<'a> Searches<'a> {
         Ties { ids: Some(&self.seen.resident.ids), map: None }
     }
 
-    /// Evaluates a property of each search.
+    /// Collects a property of each search.
     fn each<T>(&self, of: impl Fn(&Searched<'a>) -> T) -> Result<Vec<T>> {
         let missing = || Error::internal("a search has no query vector");
         self.searches.iter().map(|of_query| of_query.as_ref().map(&of).ok_or_else(missing)).collect()
@@ -328,7 +329,7 @@ impl<'a> Searches<'a> {
         let probes = self.each(|of_query| of_query.query.probes.clamp(1, lists) as u32)?;
         let ood = self.each(|of_query| of_query.query.ood)?;
         let order = resident.index.probed_lists(device, &collected, &probes, &ood)?;
-        // Launches are sized for queries in distribution.
+        // Kernel launches are sized for in-distribution queries.
         let most = probes.iter().copied().max().unwrap_or(0) as usize;
         let of = Order { most, ..Order::first(&order.slots, &order.counts, order.stride) };
         let all: usize = probes.iter().map(|&p| p as usize).sum();
@@ -403,8 +404,8 @@ impl<'a> Searches<'a> {
         if ood.iter().all(Option::is_none) {
             return Ok(probes.into_iter().map(|probes| (probes, 0)).collect());
         }
-        // A filtered search keeps its own nprobe, which may be larger; a base of one list shows whether its query is out of
-        // distribution.
+        // A filtered search keeps its own nprobe, which may be larger. With a base of one list, more returned lists
+        // mean that its query is out of distribution.
         let is_unfiltered = self.each(Searched::is_unfiltered)?;
         let base = probes.iter().zip(&is_unfiltered).map(|(&probes, &is)| if is { probes as u32 } else { 1 });
         let base: Vec<u32> = base.collect();

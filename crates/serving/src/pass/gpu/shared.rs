@@ -120,7 +120,7 @@ fn search_in_rounds<'a>(
     searches.into_iter().map(Filtering::end).collect()
 }
 
-/// Candidates of a device after a round, in transfer.
+/// Candidates of a device after a round, while they are copied to the host.
 struct LaterRound {
     stride: usize,
     keys: Later<u32>,

@@ -23,10 +23,10 @@ fn the_desired_version_answers() {
     assert_eq!(bed.active("m"), is(3, "x"));
     desired_state(&bed, |desired_state| desired_state.version = Some(1));
     assert_eq!(bed.active("m"), is(1, "x"));
-    // The newest version is not activated meanwhile.
+    // A newer version is not activated while version 1 is desired.
     bed.put("m", 4, "x");
     assert_eq!(bed.active("m"), is(1, "x"));
-    // The operator of this server decides here until the desired state changes; setting a label is no such change.
+    // The decision of this server's operator holds until the desired version changes; changing a label does not end it.
     bed.registry.activate("m", 2).unwrap();
     bed.registry.refresh();
     desired_state(&bed, |desired_state| {
@@ -36,7 +36,7 @@ fn the_desired_version_answers() {
     desired_state(&bed, |desired_state| desired_state.version = Some(3));
     assert_eq!(bed.active("m"), is(3, "x"));
     assert_eq!(bed.registry.troubles(), [""; 0]);
-    // Without a desired version the newest is activated, although it was there all the time.
+    // Without a desired version, the newest one is activated, although it was published long before.
     desired_state(&bed, |desired_state| desired_state.version = None);
     assert_eq!(bed.active("m"), is(4, "x"));
     bed.put("m", 5, "x");
@@ -52,7 +52,7 @@ fn a_starting_server_loads_the_desired_version_only() {
         store.change_desired("m", &Desired::default(), |desired_state| desired_state.version = Some(1)).unwrap();
     bed.registry.refresh();
     assert_eq!((bed.active("m"), bed.reported.tried("m", 2)), (is(1, "x"), 0));
-    // If it cannot be loaded, no other version takes its place.
+    // If the desired version cannot be loaded, no other version is activated.
     fs::remove_dir_all(bed.path("m", 1)).unwrap();
     let other = Registry::new(store.clone(), bed.reported.clone(), Options::default());
     other.refresh();
@@ -88,7 +88,7 @@ fn a_failed_desired_version_is_retried_and_the_active_one_keeps_serving() {
     bed.registry.refresh();
     assert_eq!((bed.active("m"), labels(&bed)), (is(1, "x"), vec![("old".into(), 1)]));
     assert_eq!(bed.registry.troubles(), [""; 0]);
-    // An unreadable file changes nothing, and is reported.
+    // An unreadable file of the desired state changes nothing, and is reported.
     let path = bed.folder.path().join("store/m/wish.json");
     let complete = fs::read(&path).unwrap();
     fs::write(&path, "{").unwrap();
@@ -118,7 +118,7 @@ fn labels_of_the_store_come_and_go_and_those_of_a_server_stay() {
     set(&[("a", 1), ("b", 2)]);
     assert_eq!(labels(&bed), [("a".into(), 1), ("b".into(), 2), ("mine".into(), 1)]);
     assert_eq!(bed.active("m"), is(3, "x"));
-    // Moved manually here, and in the store: the last change counts.
+    // A label is moved on this server and in the store: the last change takes effect.
     bed.registry.label("m", "a", 3).unwrap();
     set(&[("a", 1), ("b", 1)]);
     assert_eq!(labels(&bed), [("a".into(), 3), ("b".into(), 1), ("mine".into(), 1)]);
@@ -141,7 +141,7 @@ fn a_version_is_activated_at_all_servers_of_a_store() {
     assert_eq!((store.desired_state("m").unwrap().version, bed.registry.troubles()), (Some(1), vec![]));
     other.refresh();
     assert_eq!(other.get("m", VersionSelector::Active).unwrap().version(), 1);
-    // Again, with an activation on this server alone.
+    // Reverts an activation that this server alone had made: the desired state needs no new revision.
     let revision = store.desired_state("m").unwrap().revision;
     bed.registry.activate("m", 3).unwrap();
     bed.registry.activate_in_store("m", 1).unwrap();

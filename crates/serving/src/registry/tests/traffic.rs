@@ -8,7 +8,7 @@ fn store(bed: &Bed) -> Store {
     Store::new(bed.folder.path().join("store"))
 }
 
-/// Versions 1 to 3, of which the first is the desired one.
+/// Returns a registry of versions 1 to 3, with version 1 desired.
 fn bed() -> Bed {
     let options = Options { judged_every: Duration::ZERO, ..Options::default() };
     let bed = Bed::with(|_, _, _| Ok(()), options);
@@ -55,7 +55,7 @@ fn versions_of_the_traffic_are_loaded_and_dropped() {
         let refused = bed.registry.unload("m", version).unwrap_err();
         assert!(refused.kind() == Kind::Conflict && refused.to_string().contains(part), "{refused}");
     }
-    // A newly started process does the same.
+    // A newly started process applies the same traffic.
     let other = Registry::new(store(&bed), bed.reported.clone(), Options::default());
     other.refresh();
     assert_eq!(parts(&other), (Some(2), Some(3)));
@@ -96,7 +96,7 @@ fn labels_stand_for_versions() {
     let refused =
         store(&bed).change_desired("m", &desired_state, |desired_state| desired_state.labels.clear()).unwrap_err();
     assert!(refused.to_string().contains("its canary is label `next`"), "{refused}");
-    // Here the label points elsewhere: to the active version.
+    // On this server, the label points to the active version.
     bed.registry.label("m", "next", 1).unwrap();
     assert_eq!(parts(&bed.registry), (None, None));
 }
@@ -126,7 +126,7 @@ fn invalid_traffic_is_rejected_and_changes_nothing() {
     still.refresh();
     assert_eq!(still.set_traffic("m", None, Traffic::default()).unwrap_err().kind(), Kind::Unsupported);
     assert_eq!((store(&bed).desired_state("m").unwrap(), parts(&bed.registry)), (before, (Some(2), None)));
-    // Automatic activation of the newest leaves no canary; a shadow is sent no requests.
+    // A canary needs a desired version: without one, the newest is activated automatically. A shadow does not need one.
     let loose = Bed::obedient();
     (1..=2).for_each(|version| loose.put("m", version, "x"));
     let canary = traffic(r#"{"canary": {"version": 1, "share": 0.5}}"#);
@@ -168,7 +168,7 @@ fn activating_a_canary_ends_it() {
         bed.registry.refresh();
         assert_eq!((bed.active("m").0, parts(&bed.registry).0), (version.unwrap_or(3), None));
     }
-    // It is active on this server alone: no canary here, but one elsewhere.
+    // The canary is active on this server alone: here it is no canary, on other servers it still is.
     let bed = bed();
     set(&bed, r#"{"canary": {"version": 2, "share": 0.5}}"#);
     bed.registry.activate("m", 2).unwrap();
@@ -198,7 +198,7 @@ fn a_worse_canary_is_rolled_back_everywhere() {
     assert!(troubles.len() == 1 && troubles[0].contains("its canary was rolled back: failed requests"), "{troubles:?}");
     other.refresh();
     assert_eq!(other.unpinned("m").unwrap().canary.unwrap().run.share(), 0.0);
-    // It stays in memory, is rolled back once, and restarts only when an operator says so.
+    // The stopped canary stays in memory, is rolled back once, and restarts only by an operator's change.
     let revision = now.revision;
     bed.registry.refresh();
     assert_eq!((bed.registry.traffic("m").unwrap().revision, bed.in_memory("m")), (revision, vec![1, 2]));
@@ -234,7 +234,7 @@ fn a_manual_canary_is_not_rolled_back_and_a_failed_store_write_stops_it_locally(
     fs::write(&path, desired_state).unwrap();
     bed.registry.refresh();
     assert_eq!(store(&bed).desired_state("m").unwrap().traffic.canary.unwrap().share, 0.0);
-    // Another writer has removed the share meanwhile, which stays so.
+    // Another writer has removed the canary meanwhile; it stays removed.
     set(&bed, r#"{"canary": {"version": 2, "share": 0.4}}"#);
     ask(&bed.registry, 1000, true);
     let desired_state = store(&bed).desired_state("m").unwrap();

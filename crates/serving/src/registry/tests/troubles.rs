@@ -41,7 +41,7 @@ fn rejected_versions_that_should_serve_are_reported() {
     let reported =
         "model `m`: version 2 was rejected (corrupt), version 1 answers: `GET /v1/models/m/versions` has the reason";
     assert_eq!((bed.active("m"), bed.registry.troubles()), (is(1, "x"), vec![reported.to_owned()]));
-    // While a later version is active it would not serve anyway.
+    // While a later version is active, the rejected version would not serve anyway, so it is no trouble.
     bed.put("m", 3, "x");
     assert_eq!((bed.active("m"), bed.registry.troubles()), (is(3, "x"), vec![]));
     // The folder of an active version was damaged.
