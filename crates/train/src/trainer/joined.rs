@@ -15,7 +15,7 @@ use sterling_kernels::cpu::Kernels;
 
 /// Version of the messages between hosts.
 const PROTOCOL: u32 = 2;
-/// Largest description of a checkpoint.
+/// Maximum length of the description of a checkpoint.
 const START_BYTES_MAX: usize = 256 << 20;
 /// Bytes of a state file per message.
 const STATE_BYTES: u64 = 1 << 20;
