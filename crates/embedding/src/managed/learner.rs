@@ -164,7 +164,7 @@ impl IdLearner {
         }
     }
 
-    /// Returns whether training changes the ids.
+    /// Returns whether training changes which ids have rows.
     pub(crate) fn changes(&self) -> bool {
         self.spec.is_some()
     }
@@ -256,7 +256,7 @@ impl IdLearner {
         self.with_map(|map| map.remove(id));
     }
 
-    /// Changes the map. Batches that were prepared before the change are no longer valid.
+    /// Changes the map from ids to rows. Batches that were prepared before the change are no longer valid.
     fn with_map<T>(&self, change: impl FnOnce(&mut IdMap) -> T) -> T {
         let mut state = self.shared.state.write().unwrap_or_else(PoisonError::into_inner);
         state.1 += 1;
