@@ -34,7 +34,7 @@ struct Sample {
     row: Vec<f32>,
 }
 
-/// Column whose number leaves the reranker without a finite result.
+/// A column whose number makes an output of the reranker NaN or infinite.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InvalidNumber {
     /// Index of the invalid item among the checked items.
