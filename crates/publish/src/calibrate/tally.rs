@@ -15,7 +15,7 @@ const LEFT_MIN: f64 = 1e-5;
 const LOST_MIN: f64 = 5e-4;
 /// Tolerated difference of a stratum's mean recall to the target.
 const STRATUM_BELOW: f64 = 0.01;
-/// Minimum number of queries with excluded items that get a curve of their own.
+/// Minimum number of queries with excluded items for which a separate curve is computed.
 const EXCLUDING_MIN: usize = 30;
 /// Number of bisection steps for the expected remainder at which searches may end.
 const HALVINGS: usize = 24;
