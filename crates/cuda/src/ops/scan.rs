@@ -296,7 +296,7 @@ impl Centroids {
         }
         let count = queries.queries;
         need("list scores", keys, count * self.lists)?;
-        need("alternatives of queries", further, count)?;
+        need("probe counts for queries out of distribution", further, count)?;
         need("list counts", probes, count)?;
         let arguments = FurtherArgs {
             keys: keys.address(),
@@ -474,8 +474,8 @@ impl BlockLists {
             need("first lists", begins, to.queries)?;
         }
         if let Some(eligible) = eligible {
-            need("words of queries", eligible.words, to.queries)?;
-            need("first words", eligible.firsts, self.lists() + 1)?;
+            need("filter bitmaps of queries", eligible.words, to.queries)?;
+            need("first bitmap words of lists", eligible.firsts, self.lists() + 1)?;
         }
         let words = order.most * self.mean_items().div_ceil(64);
         let grid = [even_parts(device, words.div_ceil(WARPS), to.queries), to.queries, 1];
@@ -558,7 +558,7 @@ impl BlockLists {
         }
         self.check(to)?;
         if let Some(live) = live {
-            need("first words", live.firsts, self.lists() + 1)?;
+            need("first bitmap words of lists", live.firsts, self.lists() + 1)?;
         }
         let (starts, askers) = self.invert(device, to, order)?;
         let arguments = SharedScanArgs {
