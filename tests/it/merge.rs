@@ -627,7 +627,7 @@ fn a_merge_includes_all_updates_acknowledged_before() {
     let merge = format!("{ITEMS}:merge");
     let mut durable = 0;
     for (round, requested) in [merge.clone(), merge.clone(), format!("{merge}?min_position=6000")].iter().enumerate() {
-        // So many updates become visible only some time after they are durable.
+        // This number of updates becomes visible only some time after they are durable.
         let ids = 1000 + 2000 * round..3000 + 2000 * round;
         let items: Vec<Value> = ids.map(|id| json!({"id": id, "embedding": [id, 1]})).collect();
         let (_, put) = post(&format!("{ITEMS}:upsert"), json!({"items": items}));
