@@ -168,7 +168,7 @@ impl Drop for Unfetched {
     }
 }
 
-/// GPU, or a substitute. Copies and launches of a driver run in the order of the calls.
+/// Interface to a GPU, or to a substitute. Copies and launches of a driver run in the order of the calls.
 pub trait Driver: Send + Sync + Debug {
     /// Returns the name of the device.
     fn name(&self) -> String;

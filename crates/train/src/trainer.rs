@@ -93,7 +93,7 @@ pub struct Trainer {
     /// Sample of the events' requests, once an epoch has ended. Each epoch reads all events, so all samples are the same.
     requests: Option<RequestSample>,
     lock: Lock,
-    /// With several hosts, rows of this one whose updates were rejected since the last exchange of counts.
+    /// With several hosts, number of rows of this host whose updates were rejected since the last exchange of counts.
     rejected_rows: u64,
 }
 
@@ -118,9 +118,9 @@ struct RejectedEvent<'a> {
 }
 
 impl Trainer {
-    /// Opens a package for training, and resumes from the last checkpoint in the working folder, if there is one. With several
-    /// hosts, waits for the others; the checkpoint is that of host 0, and the working folders of the others are `host-N` in
-    /// theirs.
+    /// Opens a package for training, and resumes from the last checkpoint in the working folder, if there is one. With
+    /// several hosts, waits for the others; the checkpoint is that of host 0, and each other host works in the
+    /// subfolder `host-N` of its working folder.
     ///
     /// # Errors
     /// Errors of the package, its `[train]`, the items or the events; `Conflict` for a checkpoint of another run, if

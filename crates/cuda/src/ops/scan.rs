@@ -28,7 +28,7 @@ const TILE_QUERIES: usize = 16;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct QueryHead {
-    /// Value of one unit of the low row.
+    /// Value of one unit of the query's low-order int8 row.
     pub scale: f32,
     /// 128 times the sum of the high-order codes, and of the low-order codes.
     pub corrections: [i32; 2],

@@ -53,15 +53,15 @@ struct Seen {
 /// Counts of ids and their occurrences since the start of training.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdTotals {
-    /// Occurrences of ids.
+    /// Number of occurrences of ids.
     pub occurrences: u64,
-    /// Occurrences of ids that had no row.
+    /// Number of occurrences of ids that had no row.
     pub unseen: u64,
-    /// Ids that got a row.
+    /// Number of ids that got a row.
     pub admitted: u64,
-    /// Ids that lost their row to another id.
+    /// Number of ids that lost their row to another id.
     pub evicted: u64,
-    /// Ids that lost their row because they did not occur for too long.
+    /// Number of ids that lost their row because they did not occur for too long.
     pub expired: u64,
 }
 

@@ -321,7 +321,7 @@ impl Choices<'_> {
     fn by_codes(&self, tally: &Tally, queries: usize, target: f64, rows: &Point) -> Option<(usize, Point)> {
         let times = &self.times[tally.share];
         let by_rows = times.by_rows(rows.probes, rows.selected.max(self.rows.selected(tally.k)));
-        // If int8 rows do not reach the target, codes may take any time.
+        // If int8 rows do not reach the target, codes are accepted regardless of their search time.
         let mut time = if rows.reaches { Rates::TIME_SHARE_MAX * by_rows } else { f64::INFINITY };
         let mut best = None;
         for (selected, lost, lost_most) in of(&self.depths.coded, tally)?.lost(queries) {

@@ -59,7 +59,7 @@ pub struct TrainSpec {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LossKind {
-    /// Cross-entropy of the item among the positives of the batch and uniformly drawn items.
+    /// Cross-entropy of the item among the positives of the batch and uniformly sampled items.
     #[default]
     Softmax,
     /// Binary cross-entropy of the reranker's logits, one label per task.

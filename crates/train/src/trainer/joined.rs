@@ -79,7 +79,7 @@ fn sent(mesh: &Mesh, last: Option<Last>) -> Result<Option<Last>> {
     for host in mesh.others() {
         for (path, file, length) in &files {
             for first in (0..*length).step_by(STATE_BYTES as usize) {
-                // One block after the other, so that few blocks are in memory.
+                // Sends one block at a time, so that few blocks are in memory.
                 mesh.bytes(host, Kind::Request, 0, 0)?;
                 let mut block = vec![0; STATE_BYTES.min(length - first) as usize];
                 file.read_exact_at(&mut block, first).map_err(|e| Error::io(path.display(), e))?;
