@@ -209,11 +209,11 @@ fn malformed_jagged_input_is_rejected_by_name() {
         (&["a"], 3, &[3, -1, 1], "length 1 is -1, expected 0 or more"),
         (&["a"], 0, &[i64::MIN], "expected 0 or more"),
         (&["a"], 2, &[1, long], "length 1 is 9223372036854775807, more than remain of the 2 values"),
-        (&["a"], 2, &[long, long, 4], "length 0 is 9223372036854775807, which exceeds"),
+        (&["a"], 2, &[long, long, 4], "length 0 is 9223372036854775807, more than remain"),
         (&["a"], 1, &[], "add up to 0, expected the 1 values"),
-        (&["a", "b"], 3, &[1, 1, 1], "multiple of the 2 keys"),
+        (&["a", "b"], 3, &[1, 1, 1], "multiple of the number of keys, 2"),
         (&["a", "a"], 2, &[1, 1], "`a` occurs twice"),
-        (&[], 1, &[1], "0 keys"),
+        (&[], 1, &[1], "multiple of the number of keys, 0"),
         (&["a", "b", "a"], 0, &[0, 0, 0], "`a` occurs twice"),
     ];
     for (keys, values, lengths, part) in lengths {
