@@ -7,7 +7,7 @@
 //! queries                       f32 [Q, D]
 //! made_of                       u32 [Q]         slot of the item that each query was made from, or `NO_ITEM`
 //! source                        u8              source of the queries, as text
-//! ood_count, ood_reach          u32, f32 [1]    the last `ood_count` queries are out of distribution: reach < `ood_reach`
+//! ood_count, ood_reach          u32, f32 [1]    last `ood_count` queries are out of distribution: reach < `ood_reach`
 //! passing                       u32 [R, 8, C]   items of the shard per pass rate, random item set and list
 //! sampled                       u32 [Q + 1]     offset of each query's sampled items, for the score residuals
 //! sampled_places, _scores       u32, f32        slots and scores of the sampled items
