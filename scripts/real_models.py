@@ -50,8 +50,8 @@ def forms(program, package):
     said = subprocess.run([program, "inspect", package], capture_output=True, text=True)
     if said.returncode:
         return {"package": "rejected: " + (said.stderr.strip().splitlines() or ["?"])[-1].split(": ", 2)[-1][:160]}
-    found = re.findall(r"^graph (\S+) (?:is a (program)|runs whole in \w+: (.*)|(.*))", said.stdout, re.M)
-    return {name: "compiled" if program else why or other for name, program, why, other in found}
+    found = re.findall(r"^graph (\S+) (?:is (compiled)|is not compiled and runs in \w+: (.*)|(.*))", said.stdout, re.M)
+    return {name: compiled or why or other for name, compiled, why, other in found}
 
 
 def samples_of(exported):

@@ -44,4 +44,4 @@ def test_a_tower_of_dynamo_computes_what_its_module_does(tmp_path, name):
 def test_common_towers_are_compiled(tmp_path, program, name):
     export(tmp_path / "case", name, "torchscript")
     said = subprocess.run([program, "inspect", tmp_path / "case"], capture_output=True, text=True)
-    assert "graph user.onnx is a program" in said.stdout, said.stdout + said.stderr
+    assert "graph user.onnx is compiled" in said.stdout, said.stdout + said.stderr

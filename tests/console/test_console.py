@@ -216,7 +216,7 @@ def test_versions_are_switched_and_labelled(console: Console, server: sterling.S
     press("activate", 2)
     console.until(lambda: console.click("dialog input[value=store]") is None)
     console.click("dialog button.main")
-    # First at this server, then in the store.
+    # The action takes effect at this server first, then in the store.
     console.until(lambda: active() == 2)
     console.until(lambda: desired() == 2)
     console.until(lambda: "Desired in the store: version 2 answers." in console.text("#versions"))
@@ -265,7 +265,7 @@ def test_ids_and_times_beyond_the_integers_of_floats_are_exact(chromium: webdriv
         choose = lambda name: [button.click() for button in page.all("#attributes button") if button.text == name]
         page.until(lambda: choose("seen"))
         page.until(lambda: {row[0] for row in page.rows("#values")} == {str(time) for time in times})
-        # Years without thousands separators.
+        # Years are shown without thousands separators.
         page.until(lambda: choose("popularity"))
         page.until(lambda: f"from {1900 + times[0] % 100} to {1900 + times[3] % 100}" in page.text("#values"))
 
@@ -436,7 +436,7 @@ def test_no_page_logs_an_error_or_asks_another_host(console: Console) -> None:
     assert asked and {urllib.parse.urlsplit(url).netloc for url in asked if not url.startswith("data:")} == {host}
 
 
-# The phone of Lighthouse: a slow network, and a quarter of the CPU speed.
+# The phone profile of Lighthouse: a slow network, and a quarter of the CPU speed.
 PHONE = {"offline": False, "latency": 150, "downloadThroughput": 1_638_400 / 8, "uploadThroughput": 768_000 / 8}
 
 

@@ -51,7 +51,7 @@ ELSEWHERE = {
     "sterling_route_coverage_ratio",
     "sterling_route_servers",
     "sterling_certificate_life_ratio",
-    # Exists from the first failure on.
+    # This metric exists only after the first failure.
     "sterling_failed_total",
 }
 
@@ -208,7 +208,7 @@ def test_every_alert_is_raised_by_some_outage() -> None:
     outages = yaml.safe_load(OUTAGES.read_text())["tests"]
     raised = {name for outage in outages for test in outage["promql_expr_test"] for of in test["exp_samples"] for name in re.findall(r'alertname="(\w+)"', of["labels"])}
     assert raised == {rule["alert"] for rule in RULES}
-    # Silence is tested too.
+    # Some outages must raise no alert.
     assert any(not test["exp_samples"] for outage in outages for test in outage["promql_expr_test"])
 
 

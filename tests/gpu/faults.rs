@@ -114,7 +114,7 @@ fn a_result_never_overwrites_another() {
     of.card.expects(of.pinned + 16, 16);
     assert!(of.card.faults().is_empty());
     of.card.expects(of.pinned + 31, 4);
-    of.is_told("it has another unfetched one");
+    of.is_told("already has an unfetched result");
 }
 
 #[test]

@@ -126,7 +126,7 @@ impl Workload {
                 let longest = if random.below(12) == 0 { sizes.long } else { sizes.usual };
                 let length = if random.below(4) == 0 { 0 } else { random.below(longest) };
                 lengths.push(length as i64);
-                // Few rows are named often, and some ids have no row.
+                // A few rows occur often, and some ids have no row.
                 values.extend((0..length).map(|_| match random.below(10) {
                     0 => random.next() as i64 - (1 << 60),
                     1 | 2 => 0,
@@ -353,7 +353,7 @@ fn rows_are_read_and_written_on_the_device() {
     }
 }
 
-/// The number of updates, by which Adam corrects its bias, stays at the largest number.
+/// The number of updates, by which Adam corrects its bias, saturates at the largest number.
 #[test]
 fn counts_of_updates_saturate() {
     for kind in [RuleKind::Adam, RuleKind::RowwiseAdam] {
@@ -382,7 +382,7 @@ fn counts_of_updates_saturate() {
     }
 }
 
-/// Rows of managed ids change hands on the device as on the CPU.
+/// Rows of managed ids are reassigned on the device as on the CPU.
 #[test]
 fn managed_rows_are_reassigned_on_the_device() {
     let spec = ManagedSpec { rows: Some(20), every: 3, ..ManagedSpec::default() };

@@ -100,7 +100,7 @@ fn whole_pass_omits_candidates_whose_task_scores_are_nan() {
         agree(cpu, gpu, "a third of the items has no score");
         assert_eq!(ids(cpu), left[..k.min(left.len())]);
     }
-    // A request of which no candidate has a score fails, as one whose own numbers are at fault.
+    // A request fails if no candidate has a score, like a request whose own numbers cause the error.
     let view = view_without(&|_| true);
     let prepared = prepare(&view, &[body(7)]);
     let passes: [&mut dyn Pass; 2] = [&mut Cpu::new(Threads::new(1)), &mut gpu(64 << 20)];

@@ -121,7 +121,7 @@ fn whole_pass_of_a_waiting_version_starts_when_another_has_no_requests() {
         let mut served = Served::new(devices(&cards));
         served.residents.upload_version(views[0].main());
         served.until_on_card(&views[0]);
-        // Forwards, back, and on.
+        // Loads the next version, then the previous one, then another one.
         for &next in order {
             served.residents.upload_version(views[next].main());
             assert_ne!(served.kernel(&views[next]), "emulated");

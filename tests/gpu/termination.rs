@@ -106,7 +106,8 @@ fn searches_terminate_where_those_of_the_cpu_do() {
     for (lists, thin, is_regional) in [(60, 1, false), (60, 3, true), (130, 2, true), (300, 1, false), (7, 1, false)] {
         let of = catalogue(lists, thin, is_regional);
         let copied = DeviceIndex::copy(&device, &of.index, &of.index.cut(Share::WHOLE), 0).unwrap();
-        // The last ones with an ending continue because of the gain per list, regardless of the estimate for unscanned lists.
+        // The last searches with a termination rule continue because of the gain per list, regardless of the estimate
+        // for unscanned lists.
         for (probes, probes_max, enough, ending) in [
             (8, lists, 10, Some((0.93, 0.02))),
             (3, lists, 25, Some((0.93, 0.3))),

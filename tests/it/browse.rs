@@ -1,4 +1,5 @@
-//! Looking into a catalogue: items by a part of a value and the values of a column, held against a plain list, through updates.
+//! Browsing a catalogue: items by a part of a value, and the values of a column, compared with a plain list, also after
+//! updates.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +33,7 @@ impl Book {
     }
 }
 
-/// 0 for the text itself, 1 for its beginning, 2 for another place.
+/// Rank of a match: 0 for the complete text, 1 for a prefix, 2 for another position; `None` without a match.
 fn closeness(value: &str, text: &str) -> Option<u8> {
     let (value, text) = (value.to_ascii_lowercase(), text.to_ascii_lowercase());
     match value.find(&text)? {
@@ -178,6 +179,6 @@ fn values_take_the_memory_that_they_have() {
     );
     let (status, reported) = values("body", 1000);
     assert_eq!((status, &reported["code"]), (422, &json!("too_costly")), "{reported}");
-    // All of it was given back.
+    // All memory of the answers was released.
     assert_eq!(values("body", 100).0, 200);
 }

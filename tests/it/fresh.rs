@@ -266,7 +266,7 @@ fn happens(random: &mut Random, items: &mut BTreeMap<i64, Item>, ids: usize) -> 
     occurs(random, items, id, happens)
 }
 
-/// The same for one item: it is put (below 5), changed (below 8) or deleted.
+/// Applies a change to one item and returns the update: the item is put (below 5), changed (below 8) or deleted.
 fn occurs(random: &mut Random, items: &mut BTreeMap<i64, Item>, id: i64, happens: usize) -> Update {
     let update = update(random, id, happens);
     apply(items, &update);
@@ -360,7 +360,7 @@ fn check(random: &mut Random, view: &Arc<View>, items: &BTreeMap<i64, Item>) {
     browse(random, view, items);
 }
 
-/// The same for the listing of values and of the items that have them.
+/// Compares the listing of values, and of the items that have a value, with the map.
 fn browse(random: &mut Random, view: &Arc<View>, items: &BTreeMap<i64, Item>) {
     let text = LANGUAGES[random.below(LANGUAGES.len())];
     let having = |item: &&Item| item.languages.iter().any(|language| language == text);

@@ -574,5 +574,5 @@ fn impossible_plans_over_hosts_are_rejected_with_the_reason() {
     let mut cards = packages();
     cards.shards[1].tier = Tier::Hbm;
     let plan = plan_file(store.path(), &at, vec![cards]);
-    assert!(load(&plan, Some("h0")).unwrap_err().to_string().contains("is planned in 2 parts"));
+    assert!(load(&plan, Some("h0")).unwrap_err().to_string().contains("is planned in 2 shards"));
 }

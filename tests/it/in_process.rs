@@ -19,10 +19,10 @@ use crate::support::{Server, agent, note_exchange};
 
 /// Server that answers calls.
 pub trait Callee {
-    /// Status, headers and body of the answer to a call.
+    /// Sends a call and returns the status, headers and body of the answer.
     fn call(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> (u16, HeaderMap, Vec<u8>);
 
-    /// The same of a body in JSON; the answer as text.
+    /// Sends a call with a JSON body; returns the status and the answer as text.
     fn exchange(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         let (status, headers, answer) =
             self.call(method, path, &[("content-type", "application/json")], body.as_bytes());
@@ -65,7 +65,7 @@ impl Callee for Server {
     }
 }
 
-/// The newest version of each model of a store.
+/// Server of the newest version of each model of a store.
 pub struct InProcess {
     runtime: Runtime,
     router: Router,
@@ -76,7 +76,7 @@ impl InProcess {
         InProcess::with(store, &Options::default())
     }
 
-    /// The same within other bounds.
+    /// Starts a server with these HTTP options.
     pub fn with(store: &Path, options: &Options) -> Self {
         let registry = Registry::new(Store::new(store), Snapshots::default(), registry::Options::default());
         let engine = engine::Options { workers: 1, ..engine::Options::default() };

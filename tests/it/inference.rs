@@ -11,7 +11,7 @@ use crate::support::{ids, put, tiny, vectors};
 
 const INFER: &str = "/v2/models/tiny/infer";
 
-/// The store of all tests of this file, and what answers from it.
+/// The store of all tests of this file, and the server that answers from it.
 fn server() -> &'static InProcess {
     static SERVER: LazyLock<(TempDir, InProcess)> = LazyLock::new(|| {
         let store = tempfile::tempdir().unwrap();

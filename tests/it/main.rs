@@ -32,7 +32,7 @@ mod merge;
 #[cfg(feature = "nats")]
 mod nats;
 mod update_log;
-// Streams alone want all of its faults.
+// Only the tests of streams use all of its faults.
 #[cfg_attr(not(feature = "nats"), allow(dead_code))]
 mod network;
 mod onnx;

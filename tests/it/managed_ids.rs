@@ -1,4 +1,5 @@
-//! A table with managed ids answers like one whose ids are row numbers, wherever its rows lie and whichever version serves.
+//! A table with managed ids gives the answers of a table whose ids are row numbers, for each location of the rows and
+//! each version.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,8 +22,9 @@ use crate::support::{Server, put, retrieve, tiny, tiny_package, until};
 /// Rows of the table, four of which have no id.
 const ROWS: usize = 16;
 
-/// Copies the tiny package. The ids of its table `packages`, whose rows were 0 to 11, are managed and lie in other rows, which
-/// `shift` names. Row numbers that are not ids have the rows of other ids, so that a lookup that ignores the map gives other
+/// Copies the tiny package. The ids 0 to 11 of its table `packages`, which were row numbers, become managed ids in
+/// other rows, which `shift` selects. Row numbers that are not ids have the rows of other ids, so that a lookup that
+/// ignores the map gives other
 /// answers.
 fn managed(folder: &Path, shift: usize) -> Plan {
     std::fs::create_dir_all(folder).unwrap();
@@ -52,7 +54,7 @@ fn managed(folder: &Path, shift: usize) -> Plan {
 
 fn requests() -> Vec<Value> {
     let user = |n: i64| json!({"installed": [n, n + 3, n - 2], "section": "games", "size": [0.5, -0.25, 1.0]});
-    // Ids from -2 to 17, of which 0 to 11 are held.
+    // Ids from -2 to 17, of which 0 to 11 have a row.
     (0..15).map(|n| json!({"features": user(n), "k": 10})).collect()
 }
 
@@ -93,7 +95,7 @@ fn no_request_meets_the_ids_of_one_version_with_the_rows_of_another() {
     let store = folder.path().join("store");
     put(&store, &managed(&folder.path().join("package0"), 0)).unwrap();
     let server = Server::start(&store);
-    // All versions answer alike.
+    // All versions give the same answers.
     let ask = || {
         let requests = requests().into_iter().map(|request| server.ask("/v1/models/tiny:retrieve", request));
         let of = |answer: Value| (answer["version"].as_u64().unwrap(), answer["items"].clone());

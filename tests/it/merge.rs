@@ -73,7 +73,7 @@ fn a_requested_merge_replaces_the_version_under_load() {
     server.ask(&format!("{ITEMS}:upsert"), json!({"items": [{"id": 5, "set": {"lang": "xx"}}]}));
     let (_, before) = state(&server, 13);
     assert_eq!(before.len(), 58);
-    // Requests while it goes on: none fails, none sees anything else, and positions never fall.
+    // Requests during the merge: none fails, all see the same items, and positions never decrease.
     let (stop, asker) = (Arc::new(AtomicBool::new(false)), server.clone());
     let (stopped, expected) = (stop.clone(), before.clone());
     let asking = std::thread::spawn(move || {
@@ -96,7 +96,7 @@ fn a_requested_merge_replaces_the_version_under_load() {
     assert_eq!((reported("version"), reported("position"), reported("fresh_items"), reported("items")), (2, 13, 0, 58));
     let of_xx = server.ask(RETRIEVE, json!({"vector": [0, 1], "filter": "lang:xx"}));
     assert_eq!(ids(&of_xx), [5]);
-    // Updates go on, and the version before still follows them.
+    // Updates continue, and the previous version still applies them.
     server.ask(&format!("{ITEMS}:upsert"), json!({"items": [{"id": 70, "embedding": [70, 1]}]}));
     assert_eq!(state(&server, 14).1.len(), 59);
     server.ask("/v1/models/vectors/versions/1:activate", json!({}));
@@ -113,13 +113,13 @@ fn a_requested_merge_replaces_the_version_under_load() {
     let server = serve(folder.path(), "0");
     let (answer, items) = state(&server, 15);
     assert_eq!((answer["version"].as_u64(), &items[..]), (Some(3), &last[..58]));
-    // Without a server the command line does it; with one it says who has the journal.
+    // Without a server the command line merges; with one, it reports that another process has the journal.
     let updates = folder.path().join("updates").display().to_string();
     let store = folder.path().join("store").display().to_string();
     let alone = ["compact", "vectors", "--updates", &updates, "--store", &store];
     let (code, _, err) = run(&alone);
     assert!(code != 0 && err.contains("another process writes this journal"), "{err}");
-    // It waits for a server that is ending.
+    // The command waits for a server that is shutting down.
     server.signal("TERM");
     let (code, out, err) = run(&alone);
     server.wait();
@@ -198,7 +198,8 @@ fn a_few_hot_items_are_merged_once_their_updates_have_many_bytes() {
     let folder = tempfile::tempdir().unwrap();
     published(folder.path(), 2000);
     let server = serve(folder.path(), "0.1");
-    // A hundred items, whole each time: a twentieth of the catalogue, and far fewer than are merged for being changed.
+    // The same hundred items each time, complete: a twentieth of the catalogue, fewer than the number of changes that
+    // triggers a merge.
     let text = "x".repeat(60_000);
     let mut last = 0;
     for round in 0..30 {
@@ -260,7 +261,7 @@ fn a_catalogue_that_was_emptied_is_merged_stays_empty_and_takes_items_again() {
     put(&server, &[5]);
     delete(&server, &[5]);
     assert_eq!(merge(&server), json!({"model": "vectors", "version": 3, "position": 5, "items": 0}));
-    // Neither a start nor a server without the updates has them back.
+    // The deleted items do not return after a restart, nor at a server without the updates.
     assert_eq!(server.stop(), Some(0));
     is_empty(&Server::start(&folder.path().join("store")), 3);
     let server = serve(folder.path(), "0");
@@ -349,7 +350,7 @@ fn a_merged_version_has_the_package_the_tower_and_its_warm_up() {
     for file in main.package.files() {
         assert_eq!(merged.manifest.files[&file], main.manifest.files[&file], "{file}");
     }
-    // Merged again, it still names where its package came from.
+    // Merged again, the version still names the version that its package came from.
     let again = merge(&store, &sterling::serving::view::View::new(Arc::new(merged)), &|_| ()).unwrap();
     let manifest = Manifest::read(&store.folder("tiny", again.version)).unwrap();
     assert_eq!((manifest.merged.map(|from| from.origin), manifest.items), (Some(1), main.index.items()));
@@ -398,7 +399,7 @@ fn the_journal_is_truncated_to_the_oldest_needed_record() {
         }
         let Merged { version: made, position, .. } = compactor.merge(&registry, "vectors").unwrap();
         assert_eq!(position, last);
-        // Of the version before, all that comes after it is there.
+        // All updates after the previous version are retained.
         let before = Manifest::read(&store.folder("vectors", version)).unwrap().position;
         let retained = feed.first();
         assert!(
@@ -476,7 +477,8 @@ fn a_merge_that_memory_cannot_hold_leaves_no_version() {
     more(&feed, &registry, 1000, 2000);
     compactor.merge(&registry, "vectors").unwrap();
     assert_eq!(feed.unmerged(), None);
-    // Memory for one version: none is made. For two such ones: the merged one is larger, and is taken back.
+    // With memory for one version no merge is made. With memory for two of its size, the larger merged version is
+    // deleted again.
     for memory in [need * 3 / 2, need * 5 / 2] {
         let (_folder, (store, feed, registry, compactor)) = started(Some(memory));
         more(&feed, &registry, 1000, 2000);
@@ -625,7 +627,7 @@ fn a_merge_includes_all_updates_acknowledged_before() {
     let merge = format!("{ITEMS}:merge");
     let mut durable = 0;
     for (round, requested) in [merge.clone(), merge.clone(), format!("{merge}?min_position=6000")].iter().enumerate() {
-        // These are enough that they become visible only some time after they are durable.
+        // This number of updates becomes visible only some time after they are durable.
         let ids = 1000 + 2000 * round..3000 + 2000 * round;
         let items: Vec<Value> = ids.map(|id| json!({"id": id, "embedding": [id, 1]})).collect();
         let (_, put) = post(&format!("{ITEMS}:upsert"), json!({"items": items}));
@@ -687,7 +689,7 @@ fn a_journal_that_ends_before_a_published_version_accepts_no_updates() {
         assert!(feeds.of(&topic).unwrap().trouble().unwrap().contains(expected));
     }
     std::fs::remove_dir_all(store.folder("vectors", 2)).unwrap();
-    // The threads of the versions before hold the log for a moment.
+    // The threads of previous versions keep the log open for a moment.
     let mut reopened = None;
     until("the log is opened again", || {
         let (registry, feeds) = opened("older");

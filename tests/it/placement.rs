@@ -235,7 +235,7 @@ fn impossible_plans_are_rejected_with_the_reason() {
         (
             change(&|p| p.shards[1].tier = Tier::Hbm),
             Kind::Unsupported,
-            "is planned in 2 parts, expected tiers host and remote",
+            "is planned in 2 shards, expected tiers host and remote",
         ),
         (whole(Tier::Remote), Kind::Invalid, "table `packages` is planned on a cluster, got none"),
         (

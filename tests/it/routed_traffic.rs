@@ -71,7 +71,7 @@ impl Cut {
         Cut { store, shards, routers }
     }
 
-    /// Says at one server where the traffic goes, and waits until both routers do it.
+    /// Sets the rollout at one server, and waits until both routers apply it.
     fn set(&self, setting: &Value) {
         let reply = self.shards[0].send("PUT", TRAFFIC, &[], &setting.to_string());
         assert_eq!(reply.status(), 200, "{}", reply.body());
@@ -103,7 +103,7 @@ fn eventually<T>(what: &str, seconds: u64, mut look: impl FnMut() -> Option<T>) 
     }
 }
 
-/// The version that answered, by the answer and its header, which must agree.
+/// Returns the version that answered, from the answer and its header, which must agree.
 fn version_of(reply: &ureq::http::Response<Value>) -> u64 {
     let version = unmixed(reply);
     let role = reply.headers().get("x-sterling-role").map(|role| role.to_str().unwrap());
@@ -111,7 +111,7 @@ fn version_of(reply: &ureq::http::Response<Value>) -> u64 {
     version
 }
 
-/// The version that answered, by the answer and all of its items, which must agree.
+/// Returns the version that answered, from the answer and all of its items, which must agree.
 fn unmixed(reply: &ureq::http::Response<Value>) -> u64 {
     assert_eq!(reply.status(), 200, "{}", reply.body());
     let version = reply.body()["version"].as_u64().unwrap();
@@ -153,7 +153,7 @@ fn a_key_has_one_version_at_every_router_and_no_answer_mixes_two() {
             }
         }
     }
-    // A router that is started in the middle divides as the others.
+    // A router that is started during the rollout divides requests like the others.
     let late = router(addresses(&cut.shards));
     until_set(&late, &json!({"canary": {}}), &cut.routers[0].get_json(TRAFFIC)["revision"]);
     for user in &users {
@@ -172,7 +172,7 @@ fn a_key_has_one_version_at_every_router_and_no_answer_mixes_two() {
     let first: Vec<u64> = (0..40).map(|n| by_vector(&cut.routers[0], n)).collect();
     assert!(first.contains(&1) && first.contains(&2));
     assert_eq!((0..40).map(|n| by_vector(&cut.routers[1], n)).collect::<Vec<u64>>(), first);
-    // A router has no store to say it in.
+    // A router has no store in which the rollout could be set.
     for (method, path, status, expected) in [
         ("PUT", TRAFFIC, 422, "call the servers"),
         ("DELETE", TRAFFIC, 422, "call the servers"),
@@ -202,7 +202,7 @@ fn a_canary_whose_shards_fail_is_rolled_back_at_all_routers_while_they_answer() 
     };
     let (ends, answers) = (AtomicBool::new(false), [AtomicUsize::new(0), AtomicUsize::new(0)]);
     let stopped = std::thread::scope(|scope| {
-        // Others, whom both versions can answer: none of them may be lost or mixed, before, while and after.
+        // Requests that both versions can answer: none may be lost or mixed before, during and after the rollout.
         for (n, router) in cut.routers.iter().enumerate() {
             let (ends, answers) = (&ends, &answers);
             scope.spawn(move || {
@@ -239,7 +239,7 @@ fn a_canary_whose_shards_fail_is_rolled_back_at_all_routers_while_they_answer() 
     assert!(second.get("/readyz").1.contains("warning: model `vectors`: its canary was rolled back"));
 }
 
-/// Says that it ends, also where a test fails.
+/// Signals that the thread ends, also if a test fails.
 struct StopOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for StopOnDrop<'_> {
@@ -269,7 +269,7 @@ fn a_canary_answers_while_every_shard_has_it() {
     publish_from(store.path(), SECOND, "");
     reported(store.path(), &["label", "vectors", "next", "2"]);
     reported(store.path(), &["canary", "vectors", "next", "--share", "1"]);
-    // Of the second shard one server has the first version alone, and the other one is not there yet.
+    // One server of the second shard has only the first version; the other server does not exist yet.
     let first = serve_at(store.path(), "0", "127.0.0.1:0");
     let second = serve_at(old.path(), "1", "127.0.0.1:0");
     let late = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
@@ -291,7 +291,7 @@ fn a_canary_answers_while_every_shard_has_it() {
         let server = serve_at(store.path(), "1", &late);
         eventually("every shard has the version", 60, || router.get_json(TRAFFIC)["canary"]["serving"].as_u64());
         assert!((0..20).all(|n| version_of(&ask(["", "?min_coverage=0.5"][n % 2])) == 2));
-        // Requests that failed while the shard was lost are warned of still.
+        // Warnings about requests that failed while the shard was lost persist.
         assert!(!router.get("/readyz").1.contains("canary"));
         drop(server);
         let removed = |reply: ureq::http::Response<Value>| (reply.status() == 200 && is_plain(&reply)).then_some(());
@@ -314,7 +314,7 @@ fn a_canary_whose_version_is_deleted_costs_no_answer() {
         router.send("POST", &format!("{MODEL}:retrieve"), &[], &body.to_string())
     };
     std::fs::remove_dir_all(cut.store.path().join("vectors/2")).unwrap();
-    // It is in memory: it answers on.
+    // The version is in memory, so it keeps answering.
     let versions: Vec<u64> = (0..40).map(|n| version_of(&ask(&cut.routers[n % 2], n))).collect();
     assert!(versions.contains(&1) && versions.contains(&2), "{versions:?}");
     // A restarted server no longer has it: the other version answers all requests, also at the shard that still has it.
@@ -377,7 +377,8 @@ fn audits_through_routers_yield_to_callers() {
     put(store.path(), &Plan { output: Output::shards(2), ..vectors(store.path(), &lines) }).unwrap();
     let cut = Cut::over(store);
     let [router, _] = &cut.routers;
-    // A search looks at some items. The audit holds each of them against all conditions, on the only worker of each shard.
+    // A search scores some items. The audit checks each of them against all conditions, on the only worker of each
+    // shard.
     let filter = (0..500).map(|n| format!("num != {}", n * 39)).collect::<Vec<_>>().join(" AND ");
     let body = json!({"vector": scattered(1), "k": 20, "filter": filter, "timeout_ms": 3000});
     let ended = |outcome| {

@@ -204,16 +204,16 @@ fn malformed_jagged_input_is_rejected_by_name() {
     // Keys, number of values, lengths, part of the message.
     let lengths: [(&[&str], usize, &[i64], &str); 12] = [
         (&["a"], 3, &[2], "add up to 2, expected the 3 values"),
-        (&["a"], 1, &[2], "length 0 is 2, which exceeds the rest of 1 values"),
-        (&["a"], 3, &[4, -1], "length 0 is 4, which exceeds the rest of 3 values"),
+        (&["a"], 1, &[2], "length 0 is 2, more than remain of the 1 values"),
+        (&["a"], 3, &[4, -1], "length 0 is 4, more than remain of the 3 values"),
         (&["a"], 3, &[3, -1, 1], "length 1 is -1, expected 0 or more"),
         (&["a"], 0, &[i64::MIN], "expected 0 or more"),
-        (&["a"], 2, &[1, long], "length 1 is 9223372036854775807, which exceeds the rest of 2 values"),
-        (&["a"], 2, &[long, long, 4], "length 0 is 9223372036854775807, which exceeds"),
+        (&["a"], 2, &[1, long], "length 1 is 9223372036854775807, more than remain of the 2 values"),
+        (&["a"], 2, &[long, long, 4], "length 0 is 9223372036854775807, more than remain"),
         (&["a"], 1, &[], "add up to 0, expected the 1 values"),
-        (&["a", "b"], 3, &[1, 1, 1], "multiple of the 2 keys"),
+        (&["a", "b"], 3, &[1, 1, 1], "multiple of the number of keys, 2"),
         (&["a", "a"], 2, &[1, 1], "`a` occurs twice"),
-        (&[], 1, &[1], "0 keys"),
+        (&[], 1, &[1], "multiple of the number of keys, 0"),
         (&["a", "b", "a"], 0, &[0, 0, 0], "`a` occurs twice"),
     ];
     for (keys, values, lengths, part) in lengths {

@@ -40,20 +40,20 @@ pub fn json(path: impl AsRef<Path>) -> Value {
     serde_json::from_str(&text(path)).unwrap()
 }
 
-/// A publication of the tiny package, with rows as wide as those of the Python that computed its answers.
+/// Plan of a publication of the tiny package, with f32 rows, as in the Python code that computed its answers.
 pub fn tiny() -> Plan {
     let mut recipe = Recipe::default();
     recipe.index.rescore = Rescore::F32;
     Plan { recipe, ..Plan::of_package(tiny_package()) }
 }
 
-/// The same publication of another embedding-only model.
+/// Returns the same plan for an embedding-only model of another name.
 pub fn renamed(plan: Plan, name: &str) -> Plan {
     let Source::Vectors { items, vectors, .. } = plan.source else { panic!("{plan:?} has no name") };
     Plan { source: Source::Vectors { name: name.into(), items, vectors }, ..plan }
 }
 
-/// A version of all items, or in shards.
+/// Output of a version of all items, or of a version in shards.
 pub fn output(shards: Option<u32>) -> Output {
     shards.map_or_else(Output::default, Output::shards)
 }
@@ -133,18 +133,18 @@ pub fn run(arguments: &[&str]) -> (i32, String, String) {
     (status.code().unwrap_or(-1), text(stdout), text(stderr))
 }
 
-/// A server that ends with the value.
+/// A server process that is killed when the value is dropped.
 pub struct Server {
     /// None for a server in this process.
     process: Option<Child>,
     _here: Option<sterling::Server>,
     pub address: String,
-    /// Lines that it printed before it listened.
+    /// Lines that the server printed before it listened.
     pub said: Vec<String>,
 }
 
 impl Server {
-    /// A server in this process at a free port. Its metrics are those of all servers in this process.
+    /// Starts a server in this process at a free port. Its metrics are those of all servers in this process.
     pub fn here(config: Config) -> Self {
         let http = Options { drain_ms: 0, ..config.http };
         let config = Config { listen: ([127, 0, 0, 1], 0).into(), refresh_ms: 50, http, ..config };
@@ -157,7 +157,7 @@ impl Server {
         Self::start_with(store, &[])
     }
 
-    /// A server with more arguments.
+    /// Starts a server with more arguments.
     pub fn start_with(store: &Path, arguments: &[&str]) -> Self {
         let mut command = sterling();
         command.env("STERLING_HTTP__DRAIN_MS", "0").env("STERLING_REFRESH_MS", "100");
@@ -172,7 +172,7 @@ impl Server {
         Self::spawn_logged(command.stderr(Stdio::null()))
     }
 
-    /// The same with the log where the command says.
+    /// The same, with the log at the destination that the command sets.
     pub fn spawn_logged(command: &mut Command) -> Self {
         let process = Some(command.stdout(Stdio::piped()).spawn().unwrap());
         let mut server = Server { process, _here: None, address: String::new(), said: Vec::new() };
@@ -202,14 +202,14 @@ impl Server {
         (status, text)
     }
 
-    /// The value of a metric, named with its labels as `/metrics` writes them.
+    /// Returns the value of a metric, named with its labels as `/metrics` writes them.
     pub fn metric(&self, series: &str) -> Option<f64> {
         let metrics = self.get("/metrics").1;
         metrics.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
     }
 
-    /// Waits until the server has polled the store, or the router its servers, after this call: the poll that may be under way counts first, and what a
-    /// poll starts may end after it.
+    /// Waits until the server has polled the store, or the router its servers, after this call: the first counted poll
+    /// may have begun before, and work that a poll starts may end after it.
     pub fn wait_for_polls(&self, source: &str) {
         let polls = || self.metric(&format!("sterling_polls_total{{source=\"{source}\"}}")).unwrap_or(0.0);
         let before = polls();
@@ -342,7 +342,7 @@ pub fn agent() -> ureq::Agent {
     config.build().into()
 }
 
-/// Retrievals as their JSON bodies, run together in this process: the items and how they came about.
+/// Runs retrievals, given as JSON bodies, in one batch in this process; returns the items and the explanations.
 pub fn retrieve(view: &Arc<View>, bodies: &[Value]) -> Vec<sterling::error::Result<(Ranked, Option<Explain>)>> {
     let body = serde_json::json!({"requests": bodies}).to_string();
     let Retrievals::Many(requests) = retrievals(body.as_bytes()).unwrap() else { panic!("{body}") };
@@ -360,7 +360,7 @@ pub fn retrieve(view: &Arc<View>, bodies: &[Value]) -> Vec<sterling::error::Resu
     failed.into_iter().map(|failed| failed.map_or_else(|| answers.next().unwrap().map(items), Err)).collect()
 }
 
-/// The ids of an answer, in their order.
+/// Returns the ids of an answer, in their order.
 pub fn ids(answer: &Value) -> Vec<i64> {
     answer["items"].as_array().unwrap().iter().map(|i| i["id"].as_i64().unwrap()).collect()
 }

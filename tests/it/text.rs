@@ -1,5 +1,5 @@
-//! Features of kind `text`: tokenized at the server, in every place where features come. `python/make_text_golden.py` computes the
-//! expected vectors.
+//! Features of kind `text`: tokenized at the server, for every kind of request with features.
+//! `python/make_text_golden.py` computes the expected vectors.
 
 use std::path::PathBuf;
 use std::sync::LazyLock;

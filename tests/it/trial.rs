@@ -493,7 +493,7 @@ fn unservable_versions_are_rejected_and_the_previous_one_keeps_serving() {
     let folder = Folder::new();
     let (code, said, errors) = folder.publish(MODEL, &[("overarch.onnx", good().bytes())]);
     assert_eq!(code, 0, "{errors}");
-    assert!(said.contains("overarch.onnx is a program, "), "{said}");
+    assert!(said.contains("overarch.onnx is compiled, digest "), "{said}");
     let server = Server::start(&folder.path("store"));
     let before = answer(&server);
     assert_eq!((before["version"].as_u64(), ids(&before).len()), (Some(1), 3));
@@ -628,7 +628,7 @@ fn a_graph_of_the_runtime_runs_on_the_threads_of_the_workers() {
     let folder = Folder::new();
     let graph = foreign(&["logits = ReduceSum(unit, last)"]).bytes();
     let (code, said, errors) = folder.publish(MODEL, &[("overarch.onnx", graph)]);
-    assert!(code == 0 && said.contains("runs whole in rten"), "{said}{errors}");
+    assert!(code == 0 && said.contains("is not compiled and runs in rten"), "{said}{errors}");
     let config = folder.path("sterling.toml");
     std::fs::write(&config, "[engine]\nworkers = 1\n").unwrap();
     let server = Server::start_with(&folder.path("store"), &["--config", config.to_str().unwrap()]);
@@ -660,7 +660,8 @@ fn programs_are_printed_and_recorded() {
         folder.publish(MODEL, &[("overarch.onnx", foreign(&["logits = ReduceSum(unit, last)"]).bytes())]);
     assert_eq!(code, 0, "{errors}");
     assert!(
-        said.contains("overarch.onnx runs whole in rten: ") && said.contains("operator `LpNormalization` `make_unit`"),
+        said.contains("overarch.onnx is not compiled and runs in rten: ")
+            && said.contains("operator `LpNormalization` `make_unit`"),
         "{said}"
     );
     let both = format!("{MODEL}{USER}");
@@ -675,8 +676,8 @@ fn programs_are_printed_and_recorded() {
         assert_eq!(code, 0, "{errors}");
         for (file, record) in &graphs {
             let GraphRecord::Program(digest) = record else { panic!("{file}: {record}") };
-            assert!(said.contains(&format!("{file} is a program, {digest}")), "{said}");
-            assert!(shown.contains(&format!("graph {file} is a program, {digest}")), "{shown}");
+            assert!(said.contains(&format!("{file} is compiled, digest {digest}")), "{said}");
+            assert!(shown.contains(&format!("graph {file} is compiled, digest {digest}")), "{shown}");
         }
         assert!(shown.contains("product in[1, 3] x c0[3, 4]") && shown.contains("24 FLOP"), "{shown}");
         assert!(!shown.contains("when it was published"), "{shown}");
@@ -687,7 +688,7 @@ fn programs_are_printed_and_recorded() {
     manifest.graphs.as_mut().unwrap().insert("user.onnx".into(), other);
     manifest.write(&version).unwrap();
     let (_, shown, _) = run(&["inspect", version.to_str().unwrap()]);
-    assert!(shown.contains("when it was published: user.onnx is a program, 0123456789abcdef"), "{shown}");
+    assert!(shown.contains("when it was published: user.onnx is compiled, digest 0123456789abcdef"), "{shown}");
     Server::start(&folder.path("store")).stop();
 }
 

@@ -39,12 +39,12 @@ fn catalogue(count: usize) -> TempDir {
     store
 }
 
-/// Posts JSON with headers: status, headers, bytes.
+/// Posts JSON with headers; returns the status, headers and bytes of the answer.
 fn send(server: &impl Callee, path: &str, headers: &[(&str, &str)], body: &[u8]) -> (u16, HeaderMap, Vec<u8>) {
     server.call("POST", path, &[headers, &[("content-type", "application/json")]].concat(), body)
 }
 
-/// An answer as Arrow: one table, and what its metadata says.
+/// Returns an answer in Arrow as one table, with its metadata.
 fn arrow(server: &impl Callee, path: &str, body: &Value) -> (RecordBatch, Value) {
     let headers = [("accept", ARROW), ("x-request-id", "seven")];
     let (status, headers, bytes) = send(server, path, &headers, body.to_string().as_bytes());
@@ -58,7 +58,7 @@ fn arrow(server: &impl Callee, path: &str, body: &Value) -> (RecordBatch, Value)
     (concat_batches(&schema, &batches).unwrap(), reported)
 }
 
-/// The value of a row as JSON has it.
+/// Returns the value of a row as JSON represents it.
 fn cell(array: &dyn Array, row: usize) -> Value {
     if array.is_null(row) {
         return Value::Null;
@@ -67,7 +67,7 @@ fn cell(array: &dyn Array, row: usize) -> Value {
         DataType::Int64 => array.as_primitive::<Int64Type>().value(row).into(),
         DataType::UInt32 => array.as_primitive::<UInt32Type>().value(row).into(),
         DataType::Float64 => array.as_primitive::<Float64Type>().value(row).into(),
-        // Through its text: JSON has the shortest decimal of the 32 bits.
+        // Converts through text, because JSON has the shortest decimal of the 32 bits.
         DataType::Float32 => {
             serde_json::from_str(&serde_json::to_string(&array.as_primitive::<Float32Type>().value(row)).unwrap())
                 .unwrap()
@@ -76,7 +76,7 @@ fn cell(array: &dyn Array, row: usize) -> Value {
         DataType::List(_) => {
             let list = array.as_list::<i32>().value(row);
             let all: Vec<Value> = (0..list.len()).map(|n| cell(&list, n)).collect();
-            // JSON has a list of one value as the value alone.
+            // JSON represents a list of one value by the value alone.
             if let [one] = &all[..] { one.clone() } else { all.into() }
         }
         DataType::Null => Value::Null,
@@ -231,7 +231,7 @@ pub fn pairs(rows: &[Option<[f32; 2]>]) -> ArrayRef {
     Arc::new(FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(rows, 2))
 }
 
-/// Posts a body of Arrow: status and JSON.
+/// Posts a body in Arrow; returns the status and the JSON of the answer.
 pub fn send_arrow(server: &impl Callee, path: &str, body: &[u8]) -> (u16, Value) {
     let (status, _, bytes) = server.call("POST", path, &[("content-type", ARROW)], body);
     (status, serde_json::from_slice(&bytes).unwrap())
@@ -364,7 +364,7 @@ fn bodies_and_answers_are_compressed_and_bombs_are_rejected() {
             _ => zstd::stream::read::Decoder::new(&bytes[..]).unwrap().read_to_end(&mut read).unwrap(),
         };
         assert!(read == plain, "{name}");
-        // Small answers are not worth it.
+        // Small answers are not compressed.
         let (_, headers, _) = send(&server, VECTORS, &[("accept-encoding", name)], b"{\"vector\": [1, 0]}");
         assert!(!headers.contains_key("content-encoding"));
     }

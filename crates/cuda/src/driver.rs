@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use sterling_core::error::{Error, Result};
 
-/// Number of blocks per multiprocessor that keeps it busy; half of these blocks wait for the others.
+/// Number of blocks per multiprocessor that keeps it busy: half of these blocks run while the other half is queued.
 pub(crate) const BLOCKS_PER_PROCESSOR: usize = 16;
 
 /// Upper bound of the data and operations of a launch, as far as the host knows them: lists are assumed to have mean
@@ -168,7 +168,7 @@ impl Drop for Unfetched {
     }
 }
 
-/// GPU, or a substitute. Copies and launches of a driver run in the order of the calls.
+/// Interface to a GPU, or to a substitute. Copies and launches of a driver run in the order of the calls.
 pub trait Driver: Send + Sync + Debug {
     /// Returns the name of the device.
     fn name(&self) -> String;

@@ -700,7 +700,7 @@ impl Streams for Emulated {
         expected.insert(address, bytes.max(1));
         drop(expected);
         if is_taken {
-            self.fault("pinned memory is to take a result while it has another unfetched one");
+            self.fault("a result is copied to pinned memory that already has an unfetched result");
         }
     }
 

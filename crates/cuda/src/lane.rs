@@ -26,7 +26,7 @@ const RECORDINGS_MAX: usize = 32;
 const SEEN_MAX: usize = 256;
 /// Minimum size of a buffer, in bytes.
 const ROOM_MIN: usize = 1 << 16;
-/// Number of batches after which a buffer shrinks if none of these batches used half of it.
+/// Number of batches after which a buffer shrinks, if no batch among them used half of the buffer.
 const SHRINK_AFTER: usize = 256;
 
 /// Maximum number of results that one launch copies, and the size in bytes from which a separate copy is as fast.

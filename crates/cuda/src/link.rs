@@ -28,10 +28,12 @@ impl Drop for Link<'_> {
 /// completion.
 ///
 /// # Errors
-/// `Internal` for a worker stream, which has no link; as [`super::Driver::alloc`] and [`super::Driver::upload`].
+/// `Internal` for a worker stream, because only the device has a link; as [`super::Driver::alloc`] and
+/// [`super::Driver::upload`].
 pub fn fastest_upload(device: &Device, bytes: usize, rounds: usize, clock: &dyn Fn() -> f64) -> Result<f64> {
-    let streams =
-        device.streams().ok_or_else(|| Error::internal("a worker stream has no link, expected the device"))?;
+    let streams = device
+        .streams()
+        .ok_or_else(|| Error::internal("got a worker stream, expected the device, which has the link"))?;
     let mut link = Link { streams: &**streams, from: 0, to: 0, stream: None };
     link.from = streams.pin(bytes)?;
     link.to = streams.alloc(bytes)?;

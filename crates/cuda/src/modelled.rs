@@ -121,7 +121,7 @@ struct State {
     used: u64,
     spent: Spent,
     recordings: BTreeMap<u64, Vec<Work>>,
-    /// Pinned host memory really exists, because worker streams write to it and read from it.
+    /// Pinned host memory is really allocated, because worker streams write to it and read from it.
     pinned: BTreeMap<u64, Vec<u8>>,
 }
 

@@ -1,8 +1,8 @@
 //! Times lookups of managed ids on one thread: a table of 10 million rows that all have an id of 64 bits, batches of 10,000.
 //!
-//! `cargo bench -p sterling-embedding --bench managed_ids` prints a table. `python python/bench_managed.py` alternates this bench
-//! with TorchRec's way, `torch.searchsorted` over the sorted ids. With `--turns`, each input line names a case, and the output is
-//! the nanoseconds per id of a round of this case.
+//! `cargo bench -p sterling-embedding --bench managed_ids` prints a table. `python python/bench_managed.py` alternates
+//! this benchmark with TorchRec's method, `torch.searchsorted` over the sorted ids. With `--turns`, each input line
+//! names a case, and the output is the nanoseconds per id of a round of this case.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used)]
 

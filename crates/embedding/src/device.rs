@@ -33,8 +33,8 @@ impl DeviceTables {
     }
 }
 
-/// Copies the rows that belong to a GPU's partition of the item slots, from a table with one row per slot, with room for
-/// `spare` more rows.
+/// Copies the rows of a GPU's partition of the item slots, from a table with one row per slot. Leaves room for `spare`
+/// more rows.
 ///
 /// # Errors
 /// As [`DeviceTables::copy`].

@@ -48,7 +48,7 @@ enum AllRows {
 pub struct HotCounters {
     /// Name of the table.
     pub table: String,
-    /// Hits and misses of the table's rows.
+    /// Hits and misses of the cache.
     pub cache: CacheCounters,
     /// Hit rate that the plan expects.
     pub planned: f64,
@@ -62,7 +62,7 @@ pub struct HotTables {
 
 #[derive(Debug, Default)]
 struct HotState {
-    /// False while a batch uses the cache: if the batch fails, slots may not have been filled.
+    /// False while a batch uses the cache: if the batch then fails, some assigned slots may not have been filled.
     is_filled: bool,
     tables: Vec<HotRows>,
 }
@@ -138,7 +138,7 @@ impl HotTables {
     }
 
     fn lock(&self) -> MutexGuard<'_, HotState> {
-        // Continues after a panic, because `is_filled` records that a batch did not finish.
+        // Continues after a panic of another thread, because `is_filled` records that a batch did not finish.
         locked(&self.state)
     }
 }

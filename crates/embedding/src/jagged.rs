@@ -200,7 +200,7 @@ impl KeyedJaggedTensor {
         let bags = offsets.len() - 1;
         if !(bags == 0 || (!keys.is_empty() && bags.is_multiple_of(keys.len()))) {
             return Err(Error::invalid(format!(
-                "jagged features: {bags} lengths, expected a multiple of the {} keys",
+                "jagged features: {bags} lengths, expected a multiple of the number of keys, {}",
                 keys.len()
             )));
         }
@@ -392,7 +392,7 @@ fn offsets_of_lengths(lengths: &[i64], values: usize) -> Result<Vec<usize>> {
         let length = usize::try_from(length)
             .map_err(|_| Error::invalid(format!("length {bag} is {length}, expected 0 or more")))?;
         at = at.checked_add(length).filter(|&end| end <= values).ok_or_else(|| {
-            Error::invalid(format!("length {bag} is {length}, which exceeds the rest of {values} values"))
+            Error::invalid(format!("length {bag} is {length}, more than remain of the {values} values"))
         })?;
         offsets.push(at);
     }

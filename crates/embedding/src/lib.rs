@@ -6,9 +6,9 @@
 //! column-wise sharding, [`shard`]), each with a source of its rows ([`tiers`]); [`place`] describes the location of shards as
 //! plain data. The location of shards changes no result.
 //!
-//! Modules depend on each other in one direction: types of ids and rows, `spec` and `place`, then [`tiers`], `table`, [`shard`],
-//! `lookup`. `device` has tables in GPU memory, `HotTables` has tables of which only hot rows are in GPU memory.
-//! [`train`] has tables in training, [`managed`] unbounded ids in tables of fixed size.
+//! Modules depend on each other in one direction: types of ids and rows, `spec` and `place`, then [`tiers`], `table`,
+//! [`shard`], `lookup`. `device` holds tables in GPU memory; `HotTables` holds tables of which only hot rows are in GPU
+//! memory. [`train`] has tables in training, and [`managed`] maps unbounded ids to tables of fixed size.
 //!
 //! ```
 //! use std::sync::Arc;

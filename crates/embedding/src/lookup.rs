@@ -31,7 +31,7 @@ pub enum Pooling {
     None,
 }
 
-/// One pooled feature.
+/// A feature that is looked up and pooled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BagConfig {
     /// Key of the ids.
@@ -42,7 +42,7 @@ pub struct BagConfig {
     pub pooling: Pooling,
 }
 
-/// One feature without pooling.
+/// A feature that is looked up without pooling.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SequenceConfig {
     /// Key of the ids.
@@ -208,7 +208,7 @@ impl EmbeddingCollection {
     pub fn new(tables: Vec<Arc<Table>>, sequences: &[SequenceConfig]) -> Result<Self> {
         let used = |s: &SequenceConfig| Use::new(&tables, &s.feature, &s.table, Pooling::Sum);
         let uses: Vec<Use> = sequences.iter().map(used).collect::<Result<_>>()?;
-        // Checks that no feature occurs twice.
+        // `Layout::new` rejects a feature that occurs twice.
         Layout::new(uses.iter().map(|u| u.feature.clone()).collect(), &widths(&tables, &uses))?;
         Ok(EmbeddingCollection { tables, uses, kernels: Kernels::detect()? })
     }

@@ -140,7 +140,7 @@ fn is_first(copy: &usize) -> bool {
     *copy == 0
 }
 
-/// Part of a table in a GPU's memory that does not hold all rows.
+/// GPU cache of a table of which the GPU's memory does not hold all rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CardShare {
     /// Cache size for hot rows, in bytes; 0 if the GPU reads all rows from its host.
@@ -209,7 +209,7 @@ pub struct TablePlan {
     pub shards: Vec<ShardPlan>,
     /// Bytes of all shards, including copies and caches.
     pub bytes: u64,
-    /// Time per batch of the slowest device that this table causes, in microseconds.
+    /// Time per batch that this table takes on the slowest of its devices, in microseconds.
     pub micros: f64,
     /// Share of the reads that its caches answer; 1 without a cache.
     pub hit_share: f64,

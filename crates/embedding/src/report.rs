@@ -8,11 +8,11 @@ use sterling_core::request::Origin;
 
 pub use sterling_core::request::OnDegraded;
 
-/// Options of one lookup. Examples of one batch may treat degraded rows differently: they are looked up together with default
-/// rows, and [`TableCounts::degraded_of`] distinguishes them.
+/// Options of one lookup. Examples of one batch may treat degraded rows differently: such a batch is looked up with
+/// default rows, and [`TableCounts::degraded_of`] counts the degraded rows per example.
 #[derive(Clone, Debug, Default)]
 pub struct Lookup {
-    /// Rows that are missing at this time are degraded.
+    /// Deadline: rows that are missing at this time are degraded.
     pub deadline: Option<Instant>,
     /// Effect of a degraded row: the lookup fails, or uses zeros instead and counts the row.
     pub on_degraded: OnDegraded,

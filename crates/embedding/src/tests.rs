@@ -16,7 +16,8 @@ use super::tiers::{Fetched, Pending, RowSource, RowState, Source};
 use super::*;
 use sterling_core::error::{Kind, Result};
 
-/// Simulated remote source over rows in memory: checks that each row is requested once; some rows are missing, some late.
+/// Simulated remote source over rows in memory. Checks that each row is requested once; some rows are missing, and some
+/// arrive late.
 #[derive(Debug)]
 struct SlowSource {
     table: Table,
@@ -200,7 +201,7 @@ proptest! {
         problem.check(&got, &expected)?;
         prop_assert_eq!(&report, &expected_report);
 
-        // Without pooling, each row lies in one shard: no sum, no rounding.
+        // Without pooling, each value comes from one shard unchanged, so nothing is summed or rounded.
         let sequence = [SequenceConfig { feature: "a".into(), table: "t".into() }];
         let complete = EmbeddingCollection::new(vec![Arc::new(table)], &sequence).unwrap();
         let sharded = EmbeddingCollection::new(vec![sharded], &sequence).unwrap();

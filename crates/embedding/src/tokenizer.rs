@@ -32,8 +32,8 @@ const PIECE_BYTES_MAX: usize = 256;
 /// Maximum bytes of all Unigram pieces: the library needs about 100 bytes of memory per byte of a piece.
 #[cfg(feature = "text")]
 const PIECES_BYTES_MAX: usize = 16 << 20;
-/// Types of normalizers and pre-tokenizers in version 0.23 of the library. The library also reads parts without a type, by their
-/// fields, which [`growth`] could mistake.
+/// Types of normalizers and pre-tokenizers in version 0.23 of the library. The library also accepts a part without a
+/// type and infers the type from its fields; such a part is rejected, because [`growth`] could misjudge it.
 #[cfg(feature = "text")]
 const PART_TYPES: [&str; 24] = [
     "BertNormalizer",

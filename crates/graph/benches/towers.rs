@@ -2,8 +2,9 @@
 //!
 //! Each input line is `FILE ROWS INPUT=SHAPE... OUTPUT=SHAPE`, with sizes separated by dots and `R` for the number of
 //! rows, such as `gru.onnx 32 history=R.50.64 query=R.64`. The output line is the time of a run over the rows in
-//! microseconds: the mean of a round, then the least. A graph with inputs of the user is a reranker: values that depend
-//! on the item alone are computed beforehand if that pays off. `STERLING_KERNEL` selects the instruction set.
+//! microseconds: the mean over a round of runs, then the minimum. A graph with user inputs is a reranker: values that
+//! depend on the item alone are computed beforehand if that reduces the cost. `STERLING_KERNEL` selects the instruction
+//! set.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used)]
 

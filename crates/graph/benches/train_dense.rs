@@ -64,7 +64,7 @@ struct Tower {
     workspace: Workspace,
     outputs: Vec<Vec<f32>>,
     gradients: Gradients,
-    /// Gradients of the loss by the outputs.
+    /// Gradients of the loss with respect to the outputs.
     slopes: Vec<f32>,
 }
 

@@ -27,7 +27,8 @@ const BUCKET_BYTES_MIN: u64 = 16 << 20;
 const FREE_SHARE: f64 = 0.75;
 /// The budget divided by this number bounds vectors while they are read, since their buffer grows by doubling and copying.
 const READING_SHARE: u64 = 4;
-/// Bytes of a version from which the free disk space is checked first; writing a smaller version fails soon enough.
+/// Minimum size of a version for which the free disk space is checked before it is written: if the disk is full,
+/// writing a smaller version fails early enough.
 const DISK_CHECKED_MIN: u64 = 64 << 20;
 /// Usual maximum of bytes that the filter's planes and signatures take per value of an item.
 const FILTER_BYTES_PER_VALUE: u64 = 14;
@@ -124,7 +125,7 @@ impl Budget {
     }
 }
 
-/// Sizes of a catalogue besides its vectors.
+/// Sizes of a catalogue, except those of its vectors.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct CatalogueSizes {
     /// Number of columns.
@@ -163,7 +164,8 @@ impl Need {
         let CatalogueSizes { columns, values, bloom_bits, column_bytes, kept_bytes } = held;
         let (items, lists, width) = (sizes.items as u64, sizes.lists as u64, sizes.dimension as u64);
         let (slots, row) = (sizes.slots() as u64, 4 * width);
-        // Sampled rows count with their numbers, order, list and members, and with the random quarter; lists count twice.
+        // A sampled row takes 32 more bytes for its number, order, list, list membership and the random quarter. Lists
+        // count twice.
         let trained = sizes.sample as u64 * (row + 32) + lists * (3 * row + 64);
         let likeness = 8 * items + 16 * values;
         let table = 4 * (2 * items.max(1)).next_power_of_two();

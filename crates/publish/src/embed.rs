@@ -28,8 +28,8 @@ pub(super) struct Embedded {
     pub(super) kept: Vec<u8>,
 }
 
-/// Returns the vectors of all items, and the tensors that the package stores for them. `vectors` is the file that they were read
-/// from, if it is another one than that of the items. `spill` applies to outputs of the item tower.
+/// Returns the vectors of all items, and the tensors that the package stores for them. `vectors` is the file of the
+/// vectors, if they are not in the item file. `spill` applies to outputs of the item tower.
 pub(super) fn embed(
     package: Option<&Package>,
     items: &mut Items,

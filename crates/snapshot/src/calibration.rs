@@ -1,9 +1,10 @@
 //! Calibration of nprobe against recall: measured when a version is published, and used for requests that set a recall in place of
 //! a number of probes.
 //!
-//! A curve belongs to a number of candidates and a pass rate: the share of items that pass a filter which is independent of the
-//! embedding. The points of a curve are the fewest inverted lists whose recall reaches a target with 95 % confidence. Under a
-//! filter, only lists with eligible items count. More candidates or a lower pass rate never need fewer lists.
+//! A curve belongs to a number of candidates and a pass rate: the share of items that pass a filter which is
+//! independent of the embedding. A point of a curve is the smallest number of inverted lists whose recall reaches a
+//! target with 95 % confidence. Under a filter, only lists with eligible items count. More candidates or a lower pass
+//! rate never need fewer lists.
 
 use std::path::Path;
 
@@ -28,11 +29,11 @@ pub struct Calibration {
     pub queries: usize,
     /// Recall targets of the points of each curve, ascending.
     pub targets: Vec<f64>,
-    /// Score-residual quantiles: how far items score above the centroid of their list. A filtered search estimates the value of
-    /// unscanned lists from these quantiles.
+    /// Score-residual quantiles: how far the score of an item exceeds the score of its list's centroid. A filtered
+    /// search estimates the value of unscanned lists from these quantiles.
     pub margins: ResidualQuantiles,
-    /// Reach below which a query is out of the distribution of the calibration queries, see [`OodProbing`]. `None` if queries out
-    /// of distribution were not measured.
+    /// Reach (score of the best centroid divided by the length of the query) below which a query is out of
+    /// distribution, see [`OodProbing`]. `None` if queries out of distribution were not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ood_reach: Option<f32>,
     /// Curves by ascending `k`, then by descending `pass_rate`, whose first value is 1.
@@ -245,8 +246,8 @@ impl Calibration {
         let curve = self.curves.iter().find(|curve| curve.k >= wanted.candidates && curve.pass_rate == 1.0)?;
         let measured = curve.excluding.as_ref().filter(|measured| excluded <= measured.excluded)?;
         let base = self.choose(wanted, items, lists);
-        // Assumes that codes lose the same fraction as without exclusions, and that queries out of distribution need proportionally
-        // as many more lists.
+        // Assumes that codes lose the same fraction as without exclusions, and that the number of lists for queries out
+        // of distribution grows by the same factor.
         let scaled = |probes: usize| {
             let by_rows = curve.probes[target].max(1);
             (probes * measured.probes[target]).div_ceil(by_rows).min(lists)
@@ -386,7 +387,7 @@ impl CodedCurve {
             let fits = (k..=limits::CANDIDATES_MAX).contains(&selected) && (1..=lists).contains(&probes);
             if !fits && (selected, probes) != (0, 0) {
                 return Err(format!(
-                    "selected {selected} by probes {probes}, expected 0 and 0, or {k} to {} by 1 to {lists}",
+                    "selected {selected} with probes {probes}, expected both 0, or {k} to {} with 1 to {lists}",
                     limits::CANDIDATES_MAX
                 ));
             }
@@ -692,11 +693,15 @@ mod tests {
             ("0.01]}", "0.01],\"codes\":{\"selected\":[20]}}", "missing field `probes`"),
             ("0.01]}", &coded("[20,30]", "[1,1]", "[0,0]"), "codes: got [2, 2, 2, 3, 3] points, expected 3: one per"),
             ("0.01]}", &coded("[0,20,30]", "[0,1,1]", "[0,0]"), "codes: got [3, 3, 2, 3, 3] points"),
-            ("0.01]}", &coded("[9,20,30]", "[1,1,1]", "[0,0,0]"), "selected 9 by probes 1, expected 0 and 0, or 10 to"),
-            ("0.01]}", &coded("[0,20,9999999]", "[0,1,1]", "[0,0,0]"), "selected 9999999 by probes 1"),
-            ("0.01]}", &coded("[0,20,30]", "[1,1,1]", "[0,0,0]"), "selected 0 by probes 1"),
-            ("0.01]}", &coded("[0,20,30]", "[0,0,1]", "[0,0,0]"), "selected 20 by probes 0"),
-            ("0.01]}", &coded("[0,20,30]", "[0,1,101]", "[0,0,0]"), "selected 30 by probes 101"),
+            (
+                "0.01]}",
+                &coded("[9,20,30]", "[1,1,1]", "[0,0,0]"),
+                "selected 9 with probes 1, expected both 0, or 10 to",
+            ),
+            ("0.01]}", &coded("[0,20,9999999]", "[0,1,1]", "[0,0,0]"), "selected 9999999 with probes 1"),
+            ("0.01]}", &coded("[0,20,30]", "[1,1,1]", "[0,0,0]"), "selected 0 with probes 1"),
+            ("0.01]}", &coded("[0,20,30]", "[0,0,1]", "[0,0,0]"), "selected 20 with probes 0"),
+            ("0.01]}", &coded("[0,20,30]", "[0,1,101]", "[0,0,0]"), "selected 30 with probes 101"),
             (
                 "0.01]}",
                 &coded("[0,20,30]", "[0,1,1]", "[0,0,2]"),

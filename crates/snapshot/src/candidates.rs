@@ -23,7 +23,7 @@ pub use device::DeviceCandidates;
 /// Maximum number of rows that one call looks up without an allocation: several rows of one item, or one row of each of several
 /// items.
 const ROWS_AT_ONCE: usize = 64;
-/// Bag offsets of a lookup in which each bag has one row.
+/// Bag offsets of a lookup whose bags have one row each.
 const ONE_BY_ONE: [usize; ROWS_AT_ONCE + 1] = {
     let mut offsets = [0; ROWS_AT_ONCE + 1];
     let mut n = 0;

@@ -44,8 +44,8 @@ impl From<&Runs> for GraphRecord {
 impl fmt::Display for GraphRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            GraphRecord::Program(digest) => write!(f, "is a program, {digest}"),
-            GraphRecord::Runtime(reason) => write!(f, "runs whole in rten: {reason}"),
+            GraphRecord::Program(digest) => write!(f, "is compiled, digest {digest}"),
+            GraphRecord::Runtime(reason) => write!(f, "is not compiled and runs in rten: {reason}"),
         }
     }
 }

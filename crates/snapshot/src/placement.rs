@@ -368,7 +368,7 @@ fn name(version: &Version<'_>, table: &Table, part: &ShardPlan) -> Result<SliceN
 fn on_card(table: &Table, plan: &TablePlan) -> Result<Table> {
     let [part] = &plan.shards[..] else {
         return Err(Error::unsupported(format!(
-            "table `{}` is planned in {} parts, expected tiers host and remote, or all of it on one GPU",
+            "table `{}` is planned in {} shards, expected tiers host and remote, or the complete table on one GPU",
             plan.table,
             plan.shards.len()
         )));

@@ -81,7 +81,7 @@ impl Shards {
         if shards.format != FORMAT || shards.hash != HASH {
             let (format, hash) = (shards.format, &shards.hash);
             return Err(Error::unsupported(format!(
-                "{}: format {format}, cut by `{hash}`, expected format {FORMAT}, cut by `{HASH}`",
+                "{}: format {format}, partitioned by `{hash}`, expected format {FORMAT}, partitioned by `{HASH}`",
                 path.display()
             )));
         }

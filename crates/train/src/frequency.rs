@@ -1,9 +1,10 @@
 //! Estimates how often each item is among the positives of a batch, while events stream by.
 //!
-//! The mean gap `A` between an item's occurrences is a moving average; its probability in a batch of `B` events is `B / A` (Yi et
-//! al. 2019, *Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations*, RecSys, algorithm 2). The paper
-//! counts gaps in steps. Here they are counted in events, so that they stay valid if the batch size changes. An item that never
-//! occurred is assumed to occur once in [`FIRST_GAP`] batches, so that its first occurrence does not look like one per batch.
+//! The mean gap `A` between an item's occurrences is a moving average; its probability in a batch of `B` events is
+//! `B / A` (Yi et al. 2019, *Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations*, RecSys,
+//! algorithm 2). The paper counts gaps in steps. Here they are counted in events, so that they stay valid if the batch
+//! size changes. An item that never occurred is assumed to occur once in [`FIRST_GAP`] batches, so that its first
+//! occurrence is not taken for a frequency of one per batch.
 
 use sterling_core::error::{Error, Result};
 

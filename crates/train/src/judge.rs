@@ -4,9 +4,9 @@
 //! model at the start of the run (the frozen twin), and popularity so far. Blum, Kalai and Langford 1999 show that such figures
 //! are as good as the figures of a held-out set of the same size.
 //!
-//! Items with the score of the event's item are in random order: NDCG and HR are the means over all of their orders (McSherry and
-//! Najork 2008, *Computing information retrieval performance measures efficiently in the presence of tied scores*). So a model
-//! with one score for all items has the figures of chance.
+//! Items with the score of the event's item are in random order: NDCG and HR are the means over all of their orders
+//! (McSherry and Najork 2008, *Computing information retrieval performance measures efficiently in the presence of tied
+//! scores*). A model that gives all items the same score therefore has the metrics of a random ranking.
 
 use std::ops::RangeInclusive;
 

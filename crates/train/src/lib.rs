@@ -2,7 +2,7 @@
 //!
 //! A [`Trainer`] processes events in their order, in batches:
 //!
-//! 1. `events` reads and validates lines and rows; an invalid one is rejected alone, and written to a quarantine file;
+//! 1. `events` reads and validates lines and rows; an invalid event is rejected, and written to a quarantine file;
 //! 2. `judge` ranks each event before it is trained on, by the learning model, the model at the start, and popularity;
 //! 3. `loss` computes the gradients of a softmax over the batch's items and sampled items, corrected by `frequency`, or
 //!    `tasks` computes the gradients of the cross-entropy of the `reranker`'s logits;

@@ -89,8 +89,8 @@ impl SampledSoftmax<'_> {
         Ok(terms)
     }
 
-    /// Receives what [`SampledSoftmax::begin_on_hosts`] of the other hosts sent. Writes the gradients of this host's candidates;
-    /// returns the loss of the complete batch. `terms` are this host's loss terms.
+    /// Receives the data that [`SampledSoftmax::begin_on_hosts`] sent on the other hosts. Writes the gradients of this
+    /// host's candidates; returns the loss of the complete batch. `terms` are this host's loss terms.
     ///
     /// # Errors
     /// If a host is lost.

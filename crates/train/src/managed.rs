@@ -25,7 +25,7 @@ pub struct ManagedReport {
     pub rows: u64,
     /// Ids that have a row.
     pub held: u64,
-    /// Numbers since training began, of earlier runs too.
+    /// Counters since training began, including earlier runs.
     #[serde(flatten)]
     pub totals: IdTotals,
 }
@@ -98,7 +98,8 @@ pub(crate) fn read(tensors: &Tensors, is_of_this_run: bool, table: &mut MasterTa
     })
 }
 
-/// Returns the state of another run for the ids of a package: their counts, and candidate ids without a row in the package.
+/// Returns the part of another run's state that applies to a package: counts of the package's ids, and candidate ids
+/// that have no row in the package.
 fn kept_id_state(mut other: IdState, package: IdState) -> IdState {
     let mut seen = package.seen;
     let rows = other.ids.iter().zip(&package.ids).zip(other.seen.chunks_exact(3)).zip(seen.chunks_exact_mut(3));

@@ -62,9 +62,9 @@ pub(crate) fn digest(package: &Package, items: &Path) -> Result<String> {
     Ok(Checksum::of(format!("{sums:?}").as_bytes()).xxh3)
 }
 
-/// Writes a copy of the trained package with the tables and weights of a model, the sample requests, and the file `optimizer`. The
-/// folder is renamed into place once all of it is durable. A folder with the same bytes, of a run that was killed after this,
-/// stays.
+/// Writes a copy of the trained package with the tables and weights of a model, the sample requests, and the file
+/// `optimizer`. The folder is renamed into place once all of it is durable. An existing folder with the same bytes,
+/// left by a run that was killed afterwards, stays.
 ///
 /// # Errors
 /// `Conflict` if `out` is anything else; `NoSpace` or `Io` with the path; `Invalid` if a row cannot be stored in its table's

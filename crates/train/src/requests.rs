@@ -13,7 +13,7 @@ use sterling_core::error::{Error, Result};
 use sterling_core::request::{Features, Values};
 use sterling_graph::tower::FeatureSpec;
 
-/// Number of requests, the most that `publish` calibrates with.
+/// Number of sampled requests: the maximum that `publish` uses for calibration.
 const REQUESTS_MAX: usize = 256;
 /// Number of events over which the sample is uniform; beyond it is biased to recent ones.
 const RECENT_EVENTS: u64 = 10_000;
@@ -25,7 +25,7 @@ pub(crate) struct RequestSample {
     /// Number of events offered.
     offered: u64,
     lines: Vec<String>,
-    /// Features that must not hold an id, with the id.
+    /// Pairs of a feature and an id that the feature of a sampled request must not contain.
     forgotten: Vec<(String, i64)>,
 }
 
@@ -37,7 +37,7 @@ struct Body<'a> {
     exclude: &'a [i64],
 }
 
-/// Values of a feature, as a body has them.
+/// Values of a feature in a request body.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum WrittenValues<'a> {
@@ -104,8 +104,8 @@ impl RequestSample {
         }
     }
 
-    /// Returns the text of a file of requests: the sample, filled up with lines of an `earlier` file, unless an id is forgotten,
-    /// which those may hold.
+    /// Returns the text of a file of requests: the sample, filled up with lines of an `earlier` file. If ids are
+    /// forgotten, earlier lines are left out, because they may contain these ids.
     pub(crate) fn text(&self, earlier: &str) -> String {
         let earlier = earlier.lines().filter(|_| self.forgotten.is_empty());
         let lines = self.lines.iter().map(String::as_str).chain(earlier).take(REQUESTS_MAX);

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-/// Bins of logits per unit, and the largest logit with a bin of its own.
+/// Histogram bins per unit of a logit, and the largest logit that has a separate bin.
 const BINS_PER_UNIT: f64 = 64.0;
 const LOGIT_MAX: f64 = 8.0;
 const BINS: usize = (2.0 * LOGIT_MAX * BINS_PER_UNIT) as usize;

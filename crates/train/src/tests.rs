@@ -151,7 +151,7 @@ fn the_package_has_requests_of_the_events() {
     let requests: Vec<Value> = (0..1000).map(request).collect();
     assert!(bodies.iter().all(|body| requests.contains(body)), "{text}");
     assert!(place.run(options("work2", 2), "out2").1["queries.jsonl"] != out["queries.jsonl"], "other seed");
-    // Fewer events than requests: those that the package had fill the file up.
+    // With fewer events than sampled requests, requests of the package fill up the file.
     let few = place.events("few.jsonl", &events(100));
     let (_, out) = place.run(place.options(&few, "work3"), "out3");
     let text = String::from_utf8(out["queries.jsonl"].clone()).unwrap();
@@ -315,7 +315,7 @@ fn invalid_events_are_rejected_alone() {
         (with("weight", json!(-1)), "weight", "got -1, expected a number above 0"),
         (with("time", json!(-5)), "time", "got -5, expected seconds since 1970"),
         (with("labels", json!({"click": "yes"})), "labels.click", "expected a number"),
-        (with("context", json!({"exclude": [9, event(500)["item"]]})), "item", "which `context.exclude` left out"),
+        (with("context", json!({"exclude": [9, event(500)["item"]]})), "item", "which `context.exclude` lists"),
         (with("id", json!(1)), "id", "got `1` again, expected each event once"),
     ];
     let mut text = Vec::new();

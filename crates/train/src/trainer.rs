@@ -38,13 +38,13 @@ use sterling_snapshot::items::{self, Items};
 use sterling_snapshot::model::{LossKind, Package, TrainSpec};
 use sterling_storage::files::Checksum;
 
-/// Chunks of events that are read ahead, at least.
+/// Minimum number of chunks of events that are read ahead.
 const CHUNKS_AHEAD: usize = 8;
-/// Number of events from which the share of rejected ones may end the run.
+/// Number of events after which the run ends if the share of rejected events exceeds the limit.
 const LIMIT_AFTER: u64 = 10_000;
-/// Largest shuffle buffer in events.
+/// Maximum size of the shuffle buffer in events.
 const SHUFFLE_MAX: usize = 100_000_000;
-/// Largest number of threads.
+/// Maximum number of threads.
 const THREADS_MAX: usize = 1024;
 /// Events per window of the report.
 const WINDOW: u64 = 10_000;
@@ -62,7 +62,7 @@ pub struct Progress<'a> {
     pub window: Option<&'a Window>,
 }
 
-/// A run of training.
+/// A training run.
 #[derive(Debug)]
 pub struct Trainer {
     options: TrainOptions,
@@ -93,7 +93,7 @@ pub struct Trainer {
     /// Sample of the events' requests, once an epoch has ended. Each epoch reads all events, so all samples are the same.
     requests: Option<RequestSample>,
     lock: Lock,
-    /// With several hosts, rows of this one whose updates were rejected since the last exchange of counts.
+    /// With several hosts, number of rows of this host whose updates were rejected since the last exchange of counts.
     rejected_rows: u64,
 }
 
@@ -118,14 +118,14 @@ struct RejectedEvent<'a> {
 }
 
 impl Trainer {
-    /// Opens a package for training, and resumes from the last checkpoint in the working folder, if there is one. With several
-    /// hosts, waits for the others; the checkpoint is that of host 0, and the working folders of the others are `host-N` in
-    /// theirs.
+    /// Opens a package for training, and resumes from the last checkpoint in the working folder, if there is one. With
+    /// several hosts, waits for the others; the checkpoint is that of host 0, and each other host works in the
+    /// subfolder `host-N` of its working folder.
     ///
     /// # Errors
-    /// Errors of the package, its `[train]`, the items or the events; `Conflict` for a checkpoint of another run, if another run
-    /// works in the folder, and if another host has another run; `Corrupt` for a damaged checkpoint; `Unavailable` if another host
-    /// does not come, or is lost.
+    /// Errors of the package, its `[train]`, the items or the events; `Conflict` for a checkpoint of another run, if
+    /// another run uses the folder, or if another host belongs to another run; `Corrupt` for a damaged checkpoint;
+    /// `Unavailable` if another host does not connect, or is lost.
     pub fn open(folder: &Path, mut options: TrainOptions) -> Result<Self> {
         if let Some(hosts) = &options.hosts {
             hosts.check()?;
@@ -193,7 +193,7 @@ impl Opened {
             None => checkpoints.last(&origin)?,
             Some(mesh) => joined::last(mesh, &checkpoints, &origin, &options.work)?,
         };
-        // Rows that no checkpoint has are as the package left them.
+        // Rows that are in no checkpoint keep the values of the package.
         if optimizer.exists() {
             package::check_optimizer(package.folder())
                 .and_then(|()| restore(&optimizer, Take::OptimizersOnly))
@@ -209,7 +209,7 @@ impl Opened {
             None => (Position::default(), None),
         };
         managed::forget(model.learning_tables_mut(), &options.forget)?;
-        // Host 0 has the file that the checkpoint names.
+        // Only host 0 has the quarantine file, whose length the checkpoint records.
         let is_first = hosts.as_ref().is_none_or(|mesh| mesh.rank() == 0);
         let quarantined = if is_first { position.quarantined.1 } else { 0 };
         let frozen = (options.judge > 0).then(|| Frozen::of(&package, &catalogue, options.threads)).transpose()?;
@@ -239,7 +239,7 @@ impl Opened {
             rejected_rows: 0,
         };
         if trainer.resumed_from > 0 && !trainer.options.forget.is_empty() {
-            // Earlier checkpoints have the removed ids and their rows.
+            // Earlier checkpoints still contain the removed ids and their rows, so a complete checkpoint replaces them.
             trainer.write_checkpoint(true)?;
             trainer.checkpoints.remove_before(trainer.position.step)?;
         }
@@ -256,10 +256,10 @@ impl Trainer {
     /// Trains on all remaining events.
     ///
     /// # Errors
-    /// Errors of reading; `Invalid` if the limit of rejected events is exceeded, or if no event was trained; `Conflict` if the
-    /// run was resumed and the events are others; `NoSpace` or `Io` with the step of a checkpoint that cannot be written. Earlier
-    /// checkpoints stay. The end of the run is not a checkpoint: if the package cannot be written, the run resumes from the last
-    /// one.
+    /// Errors of reading; `Invalid` if the limit of rejected events is exceeded, or if no event was trained; `Conflict`
+    /// if the run was resumed and the events are others; `NoSpace` or `Io` with the step of a checkpoint that cannot be
+    /// written. Earlier checkpoints stay. No checkpoint is written at the end of the run: if the package cannot be
+    /// written, the run resumes from the last one.
     pub fn run(&mut self, reported: &dyn Fn(&Progress<'_>)) -> Result<Report> {
         let ran = self.run_all(reported);
         joined::report_failure(self.model.hosts().map(Arc::as_ref), ran)
@@ -363,7 +363,7 @@ impl Trainer {
         let (inputs, label) = (self.inputs.clone(), self.train.label.clone());
         let (package_read, catalogue_read) = (package.clone(), catalogue);
         let requests = RequestSample::new(self.options.seed, &self.options.forget, tower.features());
-        // The reader works while other hosts are awaited, so a batch has to fit.
+        // The reader continues while this host waits for other hosts, so the queue must hold at least one batch.
         let ahead = CHUNKS_AHEAD.max(self.train.batch.div_ceil(CHUNK_EVENTS));
         let (send, receive) = sync_channel::<Result<Chunk>>(ahead);
         let reader = tasks::EVENTS.start(move || {
@@ -407,7 +407,8 @@ impl Trainer {
         }
         let (mut block, mut first) = (Vec::new(), 0u64);
         let (mut bytes, mut read) = (0, 0u64);
-        // Several hosts prepare the next batch while they wait for each other; events of standard input may be late.
+        // Several hosts prepare the next batch while they wait for each other. Standard input is excluded, because its
+        // next events may arrive late.
         let ahead = usize::from(self.model.hosts().is_some() && self.inputs.is_rereadable());
         let mut waiting = VecDeque::new();
         let mut take = |trainer: &mut Trainer, block: &mut Vec<Event>, bytes: u64, is_last: bool| {
@@ -486,7 +487,7 @@ impl Trainer {
         }
     }
 
-    /// Counts a line or row, and writes a rejected one to the quarantine.
+    /// Counts a line or row; writes a rejected line or row to the quarantine file.
     fn meet(&mut self, file: usize, outcome: &Outcome, is_taken: bool, quarantined: u64) -> Result<()> {
         self.position.met.read += 1;
         match outcome {

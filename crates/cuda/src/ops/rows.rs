@@ -141,7 +141,7 @@ impl ItemRows<'_> {
         let count = to.queries();
         self.check()?;
         need("queries", queries, count * self.dimension)?;
-        need("words of queries", words, count)?;
+        need("filter bitmaps of queries", words, count)?;
         let arguments = ExactArgs {
             rows: self.arguments(),
             to: to.arguments(),

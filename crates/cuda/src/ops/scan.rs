@@ -28,7 +28,7 @@ const TILE_QUERIES: usize = 16;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct QueryHead {
-    /// Value of one unit of the low row.
+    /// Value of one unit of the query's low-order int8 row.
     pub scale: f32,
     /// 128 times the sum of the high-order codes, and of the low-order codes.
     pub corrections: [i32; 2],
@@ -296,7 +296,7 @@ impl Centroids {
         }
         let count = queries.queries;
         need("list scores", keys, count * self.lists)?;
-        need("alternatives of queries", further, count)?;
+        need("probe counts for queries out of distribution", further, count)?;
         need("list counts", probes, count)?;
         let arguments = FurtherArgs {
             keys: keys.address(),
@@ -474,8 +474,8 @@ impl BlockLists {
             need("first lists", begins, to.queries)?;
         }
         if let Some(eligible) = eligible {
-            need("words of queries", eligible.words, to.queries)?;
-            need("first words", eligible.firsts, self.lists() + 1)?;
+            need("filter bitmaps of queries", eligible.words, to.queries)?;
+            need("first bitmap words of lists", eligible.firsts, self.lists() + 1)?;
         }
         let words = order.most * self.mean_items().div_ceil(64);
         let grid = [even_parts(device, words.div_ceil(WARPS), to.queries), to.queries, 1];
@@ -558,7 +558,7 @@ impl BlockLists {
         }
         self.check(to)?;
         if let Some(live) = live {
-            need("first words", live.firsts, self.lists() + 1)?;
+            need("first bitmap words of lists", live.firsts, self.lists() + 1)?;
         }
         let (starts, askers) = self.invert(device, to, order)?;
         let arguments = SharedScanArgs {

@@ -238,7 +238,7 @@ impl PlaneIndex {
     /// `Unsupported` for a filter that is nested too deeply; as [`Device::copy`].
     pub fn filters(&self, device: &Device, programs: &[WordProgram], every: &Array<u64>) -> Result<Filters> {
         let words_each = self.every.len();
-        need("words of all items", every, words_each)?;
+        need("bitmap of all items", every, words_each)?;
         let words = device.room(programs.len() * words_each)?;
         let (mut at, mut parts, mut depth, mut bytes_per_word) = (Vec::new(), Vec::new(), 1, 0);
         for (n, program) in programs.iter().enumerate() {

@@ -53,15 +53,15 @@ struct Seen {
 /// Counts of ids and their occurrences since the start of training.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdTotals {
-    /// Occurrences of ids.
+    /// Number of occurrences of ids.
     pub occurrences: u64,
-    /// Occurrences of ids that had no row.
+    /// Number of occurrences of ids that had no row.
     pub unseen: u64,
-    /// Ids that got a row.
+    /// Number of ids that got a row.
     pub admitted: u64,
-    /// Ids that lost their row to another id.
+    /// Number of ids that lost their row to another id.
     pub evicted: u64,
-    /// Ids that lost their row because they did not occur for too long.
+    /// Number of ids that lost their row because they did not occur for too long.
     pub expired: u64,
 }
 
@@ -164,7 +164,7 @@ impl IdLearner {
         }
     }
 
-    /// Returns whether training changes the ids.
+    /// Returns whether training changes which ids have rows.
     pub(crate) fn changes(&self) -> bool {
         self.spec.is_some()
     }
@@ -256,7 +256,7 @@ impl IdLearner {
         self.with_map(|map| map.remove(id));
     }
 
-    /// Changes the map. Batches that were prepared before the change are no longer valid.
+    /// Changes the map from ids to rows. Batches that were prepared before the change are no longer valid.
     fn with_map<T>(&self, change: impl FnOnce(&mut IdMap) -> T) -> T {
         let mut state = self.shared.state.write().unwrap_or_else(PoisonError::into_inner);
         state.1 += 1;

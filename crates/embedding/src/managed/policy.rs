@@ -1,10 +1,11 @@
-//! Which ids get the rows of a managed table: settings, and scores as TorchRec's eviction policies compute them.
+//! Settings that decide which ids get the rows of a managed table, and scores as TorchRec's eviction policies compute
+//! them.
 
 use serde::{Deserialize, Serialize};
 
 use sterling_core::error::{Error, Result};
 
-/// Ids that get the rows of a table, as `managed` of a table in `[train]`.
+/// Settings of the managed ids of a table: its field `managed` in `[train]`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ManagedSpec {
@@ -20,11 +21,11 @@ pub struct ManagedSpec {
     /// Steps between evictions.
     #[serde(default = "thousand")]
     pub every: u64,
-    /// Occurrences between two evictions from which on an id may get a row. From 2 on, occurrences are counted by a
-    /// sketch, which takes less memory than a counter per id.
+    /// Minimum number of occurrences between two evictions for which an id may get a row. If it is at least 2, a sketch
+    /// counts the occurrences, which takes less memory than a counter per id.
     #[serde(default = "once")]
     pub admit: u8,
-    /// Hours of the events' time after which an id that does not occur loses its row.
+    /// Hours without an occurrence, by the times of the events, after which an id loses its row.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_hours: Option<f64>,
 }
@@ -98,7 +99,7 @@ impl ManagedSpec {
         }
     }
 
-    /// Returns the seconds after which an id that does not occur loses its row.
+    /// Returns the seconds without an occurrence after which an id loses its row.
     pub(super) fn ttl_seconds(&self) -> Option<u64> {
         self.ttl_hours.map(|hours| (hours * 3600.0) as u64)
     }

@@ -78,7 +78,7 @@ pub fn measure(cores: usize, table_bytes: usize) -> Result<Constants> {
 /// Returns bytes per nanosecond, and nanoseconds per row beyond its bytes, from the bytes and nanoseconds of a narrow and a wide
 /// row.
 pub(super) fn bandwidth_and_row([narrow_bytes, wide_bytes]: [f64; 2], [narrow, wide]: [f64; 2]) -> (f64, f64) {
-    // If the wide row was not slower, all of its time is attributed to bandwidth.
+    // If the wide row took no longer than the narrow one, all of its time is attributed to bandwidth.
     let bandwidth = match wide - narrow {
         more if more > 0.0 => (wide_bytes - narrow_bytes) / more,
         _ => wide_bytes / wide,

@@ -17,11 +17,11 @@ use sterling_cuda::ops::bags::{IdBags, SumsTo, TableRows, pool};
 
 /// Smallest table to measure with.
 const TABLE_BYTES_MIN: usize = 1 << 18;
-/// Bytes of the table per id of a launch.
+/// Bytes of the table per id that one launch looks up.
 const BYTES_PER_ID: usize = 1 << 10;
 /// Warm-up rounds: a list of launches is recorded as a CUDA graph when it recurs.
 const ROUNDS_BEFORE: usize = 3;
-/// Number of additional launches in a batch: for launches of many ids, and for launches of one id.
+/// Number of additional launches in a batch, first for launches of many ids, then for launches of one id.
 const MORE: [usize; 2] = [4, 256];
 /// Bytes of a small copy from the host.
 const SMALL_BYTES: usize = 64;
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
     use sterling_cuda::modelled::{CardRates, Modelled};
 
-    /// A simulated GPU of known rates, which keeps the time itself.
+    /// A simulated GPU of known rates, which provides the clock.
     #[test]
     fn measured_constants_match_the_gpu() {
         for rates in [CardRates::H100, CardRates::H200] {

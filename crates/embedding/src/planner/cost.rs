@@ -61,7 +61,8 @@ pub(super) struct Device {
     pub once_us: [f64; LATENCIES],
     row_ns: f64,
     bandwidth: f64,
-    /// Bytes per nanosecond between host and GPU: for a GPU its link, for a host the sum over its GPUs, 0 without GPUs.
+    /// Bytes per nanosecond between host and GPU: for a GPU, its link; for a host, the sum of the links of its GPUs, or
+    /// 0 without GPUs.
     link: f64,
 }
 
@@ -75,7 +76,7 @@ pub(super) struct Charge {
     pub uses: u8,
 }
 
-/// A rectangle of a table.
+/// A rectangle (rows x columns) of a table.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Piece {
     pub rows: [u64; 2],
@@ -91,7 +92,7 @@ pub(super) struct PieceStorage {
     pub cache: (f64, f64),
     /// Number of replicas that share the reads; 1 if all hosts use one shard.
     pub replicas: usize,
-    /// False for a replica whose complete rows in host memory are already counted for another replica.
+    /// False for a replica whose rows in host memory are already counted for another replica.
     pub brings_rows: bool,
 }
 
@@ -229,7 +230,8 @@ impl Machine {
             uses |= NETWORK;
         }
         if device.kind == DeviceKind::Host && device.link > 0.0 {
-            // A GPU reads the rows of a complete table; of a partition, the host pools and sends the result.
+            // A GPU can read rows from the host only for a complete table; for a partition, the host pools the rows and
+            // sends the result.
             let is_whole = rows == table.rows && columns == table.width;
             let bytes = if is_whole { ids * row_bytes as f64 } else { out_bytes };
             micros += bytes / device.link / 1e3;

@@ -44,7 +44,7 @@ pub(super) struct Unit {
     pub sites: Rc<[Site]>,
 }
 
-/// A unit before its sites have costs: its shards, and per site the devices of the shards.
+/// A unit before the costs of its sites are estimated: its shards, and per site the devices of the shards.
 #[derive(Clone, Debug)]
 struct Cut {
     pieces: Vec<Piece>,
@@ -231,7 +231,7 @@ impl OptionEnumerator<'_> {
         COLUMN_CUTS.iter().filter(|n| wanted && **n <= most).filter_map(|n| cut(*n)).collect()
     }
 
-    /// Adds a candidate of `copies` replicas that are each sharded within a host, unless a unit fits nowhere.
+    /// Adds a candidate of `copies` replicas, each sharded within a host, unless one of its units fits nowhere.
     fn push(&mut self, tier: Tier, sharding: Sharding, cache: (f64, f64), cuts: &[Cut], copies: usize) {
         let mut made: Vec<Unit> = Vec::with_capacity(cuts.len());
         for cut in cuts {
@@ -311,8 +311,8 @@ fn rows_of(piece: Piece, n: usize) -> Vec<Piece> {
     (0..n).map(|i| Piece { rows: [edge(i), edge(i + 1)], columns: piece.columns }).collect()
 }
 
-/// Returns the sites of row ranges over the devices of one host, for hosts with the maximum number of devices. On hosts of one
-/// device, two ranges of rows share the device if `alone` allows that.
+/// Returns the sites of row ranges over the devices of one host; only hosts with the maximum number of devices are
+/// used. If hosts have one device each and `alone` is set, two row ranges share the device.
 fn host_sites(hosts: &[Vec<usize>], alone: bool) -> Option<(usize, Vec<Vec<usize>>)> {
     let most = hosts.iter().map(Vec::len).max()?;
     if most > 1 {

@@ -137,7 +137,7 @@ fn learning(table: &TableWorkload) -> Option<String> {
     let with_state = table.rows.saturating_mul(table.master_bytes(table.width));
     let served = table.bytes().saturating_mul(SERVED_COPIES);
     Some(format!(
-        "table `{}` learns by {}: masters {}, state {}, {SERVED_COPIES} copies as {} {}",
+        "table `{}` is trained by {}: f32 rows {}, optimizer state {}, {SERVED_COPIES} served copies as {} {}",
         table.name,
         kind.name(),
         report::bytes(masters),

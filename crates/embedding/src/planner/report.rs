@@ -40,7 +40,7 @@ pub fn text(plan: &PlacementPlan) -> String {
     heading(&mut out, "Shards");
     out.push_str(&grid(&shard_rows(plan)));
     if plan.tables.iter().any(|t| !t.ways.is_empty()) {
-        heading(&mut out, "Ways to the rows, each alone on idle hosts");
+        heading(&mut out, "Access types, each alone on idle hosts");
         out.push_str(&grid(&access_rows(plan)));
     }
     heading(&mut out, "Summary");
@@ -64,7 +64,7 @@ fn heading(out: &mut String, title: &str) {
 }
 
 fn device_rows(plan: &PlacementPlan) -> Vec<Vec<String>> {
-    let head = ["Device", "Kind", "Memory", "Of", "Full", "Time a batch", "Load", "Shards"];
+    let head = ["Device", "Kind", "Memory", "Capacity", "Used", "Time per batch", "Load", "Shards"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for device in &plan.devices {
         let full = device.bytes as f64 / device.capacity_bytes.max(1) as f64;
@@ -83,7 +83,7 @@ fn device_rows(plan: &PlacementPlan) -> Vec<Vec<String>> {
 }
 
 fn table_rows(plan: &PlacementPlan) -> Vec<Vec<String>> {
-    let head = ["Table", "Tier", "Sharding", "Format", "Shards", "Bytes", "Time a batch", "Cache hits", "Why"];
+    let head = ["Table", "Tier", "Sharding", "Format", "Shards", "Bytes", "Time per batch", "Cache hits", "Why"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for table in &plan.tables {
         let tier = table.shards.first().map(|s| s.tier);
@@ -113,7 +113,7 @@ fn sharding(table: &TablePlan) -> String {
 }
 
 fn access_rows(plan: &PlacementPlan) -> Vec<Vec<String>> {
-    let head = ["Table", "Way", "Sharding", "Time a batch", "Bytes", "Taken"];
+    let head = ["Table", "Access", "Sharding", "Time per batch", "Bytes", "Chosen"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for table in &plan.tables {
         let taken = table.shards.first().map(|shard| HostAccess::of(shard.tier, table.has_copies()));
@@ -132,7 +132,7 @@ fn access_rows(plan: &PlacementPlan) -> Vec<Vec<String>> {
 }
 
 fn shard_rows(plan: &PlacementPlan) -> Vec<Vec<String>> {
-    let head = ["Table", "Rows", "Columns", "Device", "Backed by", "Bytes", "Cache", "Time a batch"];
+    let head = ["Table", "Rows", "Columns", "Device", "Backed by", "Bytes", "Cache", "Time per batch"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for table in &plan.tables {
         rows.extend(table.shards.iter().take(SHARDS_LISTED).map(|s| shard_row(table, s)));

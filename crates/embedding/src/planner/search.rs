@@ -23,7 +23,7 @@ const PRICES: [f64; 6] = [0.0, 0.01, 0.1, 1.0, 10.0, 1e6];
 /// Number of load scales that the greedy starts try until the tables fit; each scale is `SCALE_STEP` times the last.
 const SCALES: usize = 4;
 const SCALE_STEP: f64 = 8.0;
-/// Number of greedy starts that are improved.
+/// Number of greedy starts that the later steps improve.
 const STARTS_KEPT: usize = 3;
 /// Maximum number of sweeps over one start.
 const SWEEPS_MAX: usize = 20;
@@ -45,7 +45,8 @@ pub(super) struct Choice {
 pub(super) enum Outcome {
     /// One choice per table.
     Found(Vec<Choice>),
-    /// The table that did not fit in the greedy start that placed the most tables, and the number of tables placed.
+    /// No start placed all tables: the table that did not fit in the start that placed most tables, and the number of
+    /// placed tables.
     Stuck {
         table: usize,
         placed: usize,

@@ -337,8 +337,8 @@ fn several_hosts(random: &mut Random) -> (Topology, TableWorkload) {
     (Topology { hosts, gpus: Vec::new(), remote: Some(cluster), network: Some(network) }, table)
 }
 
-/// Returns the microseconds of the slowest device by the formulas of `docs/reference/planner.md`, written out for one way; none
-/// if it does not fit.
+/// Returns the microseconds of the slowest device by the formulas of `docs/reference/planner.md`, written out for one
+/// access type; none if the placement does not fit.
 fn by_hand(topology: &Topology, table: &TableWorkload, batch: u32, way: HostAccess) -> Option<f64> {
     let (hosts, host) = (topology.hosts.len() as f64, &topology.hosts[0]);
     let (network, cluster) = (topology.network.as_ref().unwrap(), topology.remote.as_ref().unwrap());
@@ -406,7 +406,7 @@ fn several_hosts_take_the_cheapest_way_that_fits() {
         }
         let place = ways.iter().position(|known| *known == way).unwrap();
         assert!(costs[place].unwrap() <= best * (1.0 + 1e-6), "{problem}: {way:?} of {costs:?}");
-        assert!(report::text(&found).contains("Ways to the rows"));
+        assert!(report::text(&found).contains("Access types"));
         *taken.entry(way).or_insert(0) += 1;
         // A forced placement is used, or rejected with its name.
         for (tier, cost) in
@@ -472,7 +472,8 @@ fn hosts_that_are_alike_are_never_planned_slower_than_one() {
     assert!(solved > 30 && copied > 30, "{solved} problems, {copied} tables that are cut within each host");
 }
 
-/// Rates a plan of TorchRec by the cost model: microseconds of the slowest device, and whether it fits.
+/// Rates a plan of TorchRec by the cost model: returns the microseconds of the slowest device, and whether the plan
+/// fits.
 fn rated(topology: &Topology, workload: &Workload, plan: &serde_json::Value) -> (f64, bool) {
     let machine = Machine::new(topology, workload.batch);
     let gpu = |rank: usize| machine.devices.iter().position(|d| d.name == topology.gpus[rank].name).unwrap();
@@ -505,7 +506,7 @@ fn rated(topology: &Topology, workload: &Workload, plan: &serde_json::Value) -> 
     (loads.iter().map(Load::total).fold(0.0, f64::max), fits)
 }
 
-/// Made by `scripts/torchrec_plans.py`.
+/// `scripts/torchrec_plans.py` wrote the golden file.
 #[test]
 fn dlrm_dcnv2_is_planned_at_least_as_well_as_by_torchrec() {
     let golden = include_str!("../../../../tests/golden/planner/dlrm_dcnv2.json");
@@ -700,7 +701,7 @@ fn tables_that_learn_count_masters_state_and_two_served_copies() {
             assert_eq!(learned.bytes, 2 * read.bytes + master, "{kind:?}");
             assert!(learned.micros > read.micros, "{kind:?}");
             assert!(
-                learned.notes.iter().any(|n| n.contains(&format!("`t` learns by {}", kind.name()))),
+                learned.notes.iter().any(|n| n.contains(&format!("`t` is trained by {}", kind.name()))),
                 "{:?}",
                 learned.notes
             );

@@ -60,8 +60,9 @@ impl DeviceSteps {
         Ok(DeviceSteps { stream: device.lane()?, layout })
     }
 
-    /// Copies a batch to the device. The stream reuses its memory only while no array refers to this memory: a batch that stayed on
-    /// the device from its forward pass to its backward pass would make all lookups between the two take new memory.
+    /// Copies a batch to the device. The stream reuses its memory only while no array refers to this memory: a batch
+    /// that stayed on the device between its forward and its backward pass would force all lookups in between to
+    /// allocate memory.
     fn batch(&self, batch: &PreparedBatch) -> Result<LearningBatch> {
         self.stream.begin()?;
         let features = &batch.features;

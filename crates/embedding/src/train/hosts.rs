@@ -74,7 +74,8 @@ impl Preparer {
     }
 }
 
-/// Returns what hosts exchange for a table, the occurrences of this host's rows, and the number of ids without a row.
+/// Returns the rows and gradients of a table that hosts exchange, the occurrences of this host's rows, and the number
+/// of ids without a row.
 fn share_table(
     own: &PreparedBatch,
     all: &PreparedBatch,
@@ -113,7 +114,7 @@ fn share_table(
                 );
                 return Err(Error::invalid(what));
             }
-            // Example, or id of a sequence, whose gradient was last sent to each owner.
+            // Per owner, the last example (or id of a sequence) whose gradient is already in the owner's message.
             let mut sent = vec![usize::MAX; hosts];
             for example in range.clone() {
                 let mut is_needed = false;

@@ -1,4 +1,4 @@
-//! Which rows each of several hosts has that train together.
+//! Distribution of the rows of a table over the hosts that train together.
 
 use sterling_core::error::Result;
 

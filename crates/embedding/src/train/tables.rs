@@ -17,7 +17,7 @@ use sterling_kernels::cpu::Kernels;
 use sterling_kernels::cpu::pool::{BagSums, Bags, Rows, pool};
 use sterling_kernels::cpu::update::{BLOCK, GradientRows, GroupsPart, RowGroups, Step, Stretches, update};
 
-/// Tasks per thread of evenly split work: the slowest thread is late by at most one task.
+/// Tasks per thread of evenly split work: a thread finishes at most one task later than the others.
 const TASKS_PER_THREAD: usize = 4;
 
 /// Tables in training, looked up as an `EmbeddingBagCollection` and an `EmbeddingCollection` over the same tables.

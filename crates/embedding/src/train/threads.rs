@@ -1,4 +1,4 @@
-//! The threads that share a step.
+//! Threads that divide the work of a step.
 
 use rayon::prelude::*;
 

@@ -88,7 +88,8 @@ fn fuse_softmax(links: &mut Vec<Link>) {
     while n + 5 <= links.len() {
         let x = if let Function::Fold(_, x) = links[n].function { x } else { usize::MAX };
         let Link { tile, width, .. } = links[n + 4];
-        // The fused softmax overwrites its input and writes no intermediate value: no later operation may read these.
+        // Fuses only if no later operation reads the input or an intermediate value of the softmax: the fused one
+        // leaves no such values.
         let later = &links[n + 5..];
         let is_read_later = |lost: usize| {
             let end = later.iter().position(|link| link.tile == lost).map_or(later.len(), |written| written + 1);
@@ -102,9 +103,11 @@ fn fuse_softmax(links: &mut Vec<Link>) {
     }
 }
 
-/// Returns the range of keys outside of which all weights of a block's queries are zero.
+/// Returns the range of keys that have a nonzero weight for a query of the block; all weights outside of this range are
+/// zero.
 fn weighted(weights: &[f32], queries: usize, keys: usize, columns: usize) -> (usize, usize) {
-    // With few columns, the product sums along the keys, several keys at once; an unpadded range would disable that.
+    // A product with few columns sums several keys at once, which needs a number of keys that is a multiple of the
+    // register width.
     if columns < LANES {
         return (0, keys);
     }

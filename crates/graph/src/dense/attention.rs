@@ -14,15 +14,15 @@ use super::graph::Graph;
 use super::ir::{Id, Op, broadcast_strides, positions};
 use super::steps::AttentionSizes;
 
-/// Minimum count of numbers in a matrix of queries and keys. Smaller matrices of all rows stay in the caches, and one
-/// operation over all rows costs less than one per block of queries.
+/// Minimum count of numbers in a matrix of queries and keys. Smaller matrices of all rows stay in the caches, where one
+/// operation over all rows costs less than one operation per block of queries.
 const MATRIX_MIN: usize = 1024;
 /// Maximum number of values before the last product that are examined.
 const CHAIN_MAX: usize = 48;
 /// Maximum number of tiles that are live at once.
 pub(super) const TILES_MAX: usize = 6;
 
-/// Values that one fused step computes.
+/// Fused attention: the values that one step computes.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
     /// Last product: the result of the fused step.

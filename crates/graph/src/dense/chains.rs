@@ -1,5 +1,5 @@
-//! Fuses element-wise steps on single numbers of a row into chains. A chain is one step, because such a step alone
-//! would take longer to start than to compute.
+//! Fuses element-wise steps on scalars of a row into chains. A chain is one step, because starting a step on one scalar
+//! takes longer than computing the scalar.
 //!
 //! Row values are reordered so that fusable steps are adjacent. A value's *wave* counts the alternations of single
 //! numbers and wider values among the value's ancestors: wider values of a wave read single numbers of earlier waves,

@@ -111,7 +111,7 @@ struct Rewriter<'a> {
     /// Old values whose mean is subtracted twice, to correct the rounding error of the first subtraction. Rewritten as
     /// products, they would have the rounding error of the larger numbers before the subtraction.
     is_centred: Vec<bool>,
-    /// Number of the row input, for each basis that is an input.
+    /// Index of the row input, for each basis that is an input.
     inputs: HashMap<Id, usize>,
     is_eager: bool,
 }
@@ -138,7 +138,7 @@ impl Rewriter<'_> {
         numbers.is_some_and(has_large_magnitude)
     }
 
-    /// Returns the equal of an old value in the new graph, in the old shape.
+    /// Returns the value of the new graph that equals an old value, in the old shape.
     fn make(&mut self, id: Id) -> Result<Id> {
         if let Some(made) = self.made[id] {
             return Ok(made);
@@ -452,8 +452,8 @@ impl Rewriter<'_> {
             Matrix::Full(m) => {
                 let depth = self.to.values[*x].count();
                 let is_less = depth * width <= (depth + width) * affine.width;
-                // A narrow value between wide ones, as of low-rank layers, is computed. A few numbers, such as dot products,
-                // are not: what they depend on is usually multiplied anyway.
+                // A narrow value between wide ones (a low-rank layer) is computed. A value of few numbers, such as a
+                // dot product, is not: its operands are usually multiplied by other matrices anyway.
                 let is_low_rank = affine.width >= RESIDUAL_MIN && depth * width > 2 * (depth + width) * affine.width;
                 let are_constant = self.is_constant(m) && self.is_constant(matrix);
                 if self.is_eager { !is_low_rank } else { is_less && are_constant }

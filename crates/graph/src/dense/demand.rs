@@ -22,7 +22,7 @@ enum Demand {
     Full,
     /// Some indices of an axis, in order.
     Part(usize, Vec<usize>),
-    /// The index of an axis that a one-hot vector names, or zeros if it names none.
+    /// The slice at the index of an axis that a one-hot vector marks; zeros if the vector marks no index.
     Row(usize, Id),
 }
 
@@ -49,7 +49,7 @@ impl Demand {
         shape
     }
 
-    /// Returns the positions of the demanded elements, in the numbers of the complete value.
+    /// Returns the positions of the demanded elements within the complete value.
     fn positions(&self, full: &[usize]) -> Vec<u32> {
         let own = strides(full);
         let Demand::Part(axis, retained) = self else { return positions(full, &own) };
@@ -179,7 +179,7 @@ fn reads(graph: &Graph, id: Id, demand: &Demand) -> Option<Vec<(Id, Demand)>> {
             let shape = graph.shape(*a);
             let ahead: usize = value.shape[..*axis].iter().product();
             let is_same = |n: &usize| shape[..*n].iter().product::<usize>() == ahead && shape[*n] == value.shape[*axis];
-            // A single step may be selected from an axis that counts the steps of all rows.
+            // A single step may be selected even from the axis that counts the steps of all rows.
             let is_of_steps = |own: usize| graph.values[*a].rows != Some(own) || (is_row && shape[own] > 1);
             let own = (0..shape.len()).find(is_same).filter(|own| is_of_steps(*own))?;
             Some(vec![(*a, along(own))])
@@ -188,8 +188,8 @@ fn reads(graph: &Graph, id: Id, demand: &Demand) -> Option<Vec<(Id, Demand)>> {
     }
 }
 
-/// Returns the values and the one-hot vector if a value is a step of a sequence that the vector selects, as lookups at an index of
-/// the row are imported.
+/// Recognizes one step of a sequence that a one-hot vector selects, the form in which lookups at an index of the row
+/// are imported. Returns the sequence and the one-hot vector.
 fn selection(graph: &Graph, id: Id) -> Option<(Id, Id)> {
     let Op::MatMul(ones, kept) = graph.values[id].op else { return None };
     let Op::Binary(Binary::Keep, hot, values) = graph.values[kept].op else { return None };
@@ -201,7 +201,7 @@ fn selection(graph: &Graph, id: Id) -> Option<(Id, Id)> {
         && graph.values[hot].count() == *steps
         && graph.shape(hot).last() == Some(&1)
         && graph.shape(kept) == graph.shape(values);
-    // At most one of different numbers equals a single one.
+    // If all numbers of a constant differ, at most one of them equals a given number.
     let is_one_of = |all: Id, one: Id| graph.values[one].count() == 1 && graph.constant(all).is_some_and(are_different);
     let is_hot = is_one_of(a, b) || is_one_of(b, a);
     (is_sum && is_row && is_single && is_hot && *steps > 1).then_some((values, hot))
@@ -220,8 +220,8 @@ fn root(graph: &Graph, mut id: Id) -> Id {
     id
 }
 
-/// Returns the axis of `a` whose index is that of `axis` in a rearrangement of it, none if the rearrangement is the same for all
-/// indices of `axis`; `None` if neither is the case.
+/// Finds the axis of `a` that `axis` of its rearrangement `index` runs along, index by index. `Some(None)`: the
+/// rearrangement is the same for all indices of `axis`. `None`: neither is the case.
 fn kept_axis(graph: &Graph, a: Id, shape: &[usize], axis: usize, index: &[u32]) -> Option<Option<usize>> {
     let stride = strides(shape)[axis];
     let at = |n: usize| n / stride % shape[axis];
@@ -340,7 +340,7 @@ impl Narrower<'_> {
             if self.demands[values] == Demand::Full {
                 return Ok(step);
             }
-            // Zeros if no step is selected: layers make other numbers of zeros.
+            // The result must be zeros if no step is selected, because layers turn zeros into other numbers.
             let (hot, steps) = (self.whole(hot)?, from.values[hot].count());
             let hot = self.to.reshape(hot, vec![1, steps], Some(0))?;
             let is_any = self.to.fold(Fold::Sum, hot, &[1])?;
@@ -378,7 +378,7 @@ impl Narrower<'_> {
             let parts = read.map(|(read, demand)| self.part(*read, demand)).collect::<Result<Vec<_>>>()?;
             return if let [one] = parts[..] { Ok(one) } else { self.to.concat(*axis, &parts) };
         }
-        // By position: the operands of `x @ x` are different parts of one value.
+        // Demands are matched by operand position: the operands of `x @ x` are different parts of one value.
         let parts = needed.iter().map(|(read, demand)| self.part(*read, demand)).collect::<Result<Vec<_>>>()?;
         let mut parts = parts.into_iter();
         let op = value.op.over(&mut |_| parts.next().ok_or_else(|| Error::internal("an operand was not computed")))?;

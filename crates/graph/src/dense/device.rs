@@ -47,15 +47,15 @@ fn function_of_host(work: &Work) -> Option<String> {
     }
 }
 
-/// Buffer for row inputs: `[requests, most, stride]`.
+/// Buffer for row inputs, `[requests, most, stride]`, with room for `most` rows per request.
 #[derive(Debug)]
 pub struct DeviceRows {
     /// Elements of the buffer.
     pub numbers: Array<f32>,
     /// Distance between rows in elements.
     pub stride: usize,
-    /// Number of rows per request on all GPUs together. It selects the plan, so that all GPUs use the same plan and a
-    /// row's result does not depend on the GPU.
+    /// Number of rows per request on all GPUs together. It selects the plan: all GPUs then use the same plan, and the
+    /// result of a row does not depend on its GPU.
     pub of_all: usize,
 }
 

@@ -147,7 +147,7 @@ impl Graph {
         let size = |id: Id| self.values[id].rows.map(|axis| self.shape(id)[axis]);
         let (of_a, of_b) = (from_end(a), from_end(b));
         if of_a.is_some() && of_b.is_some() && (of_a != of_b || size(a) != size(b)) {
-            return Err(refused("two inputs have their candidates on different axes or in different numbers"));
+            return Err(refused("two inputs have different candidate axes or different numbers of candidates"));
         }
         let Some(end) = of_a.or(of_b) else { return Ok(None) };
         for id in [a, b] {

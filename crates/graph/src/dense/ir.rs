@@ -1,4 +1,5 @@
-//! A checked graph of a dozen operations; each value has a shape and the kind of inputs that it depends on.
+//! Intermediate representation: a checked graph of a dozen kinds of operations. Each value has a shape and a kind of
+//! inputs that it depends on.
 //!
 //! A graph is written for **one row**: a candidate of a reranker, or a request of a tower. A value that depends on rows
 //! ([`Side::Pair`]) stores which of its axes counts rows; that axis has size 1 in the graph, and no operation may mix
@@ -97,7 +98,7 @@ impl Recurrent {
         })
     }
 
-    /// Returns the number of final states that follow the steps of a sequence in the result.
+    /// Returns the number of final states (state, cell state) that follow the steps of a sequence in the result.
     pub(super) fn kept(&self) -> usize {
         if self.cell == Cell::Lstm { 2 } else { 1 }
     }

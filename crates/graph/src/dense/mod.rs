@@ -170,12 +170,12 @@ impl ReadGraph {
     /// As [`RowProgram::lower`].
     pub fn read(bytes: &[u8], given: &[DeclaredInput], outputs: &[DeclaredOutput]) -> Result<ReadGraph> {
         let ReadGraph { graph } = ReadGraph::imported(bytes, given, outputs)?;
-        // A graph that would exceed the limits stays as it is.
+        // If the separated graph would exceed a limit, the graph is used without separation.
         let separated = separate::separated(&graph).ok().flatten();
         Ok(ReadGraph { graph: separated.unwrap_or(graph) })
     }
 
-    /// Reads a graph as its file defines it, value by value: training knows which of them cancel out.
+    /// Reads a graph value by value as its file defines it: training recognizes values that cancel out by this form.
     fn imported(bytes: &[u8], given: &[DeclaredInput], outputs: &[DeclaredOutput]) -> Result<ReadGraph> {
         let graph = import::import(bytes, given, outputs)?;
         for (&id, output) in graph.outputs.iter().zip(outputs) {
@@ -202,8 +202,8 @@ impl ReadGraph {
     }
 
     /// Returns the best split into an item side, computed once per item, and a candidate side; `None` if no split makes
-    /// candidates much cheaper. `is_item` is true for each input that belongs to the item; `work` is the cost per
-    /// candidate of reading each input, in multiply-adds.
+    /// candidates much cheaper. `is_item` is true for each input that belongs to the item; `work` is the cost of
+    /// reading each input per candidate, in multiply-adds.
     ///
     /// # Errors
     /// As [`RowProgram::lower`].

@@ -114,7 +114,7 @@ impl<R: Fn(Id) -> Id> Finder<'_, R> {
         self.graph.constant((self.root)(id)).filter(|numbers| numbers.len() == 1).map(|numbers| numbers[0])
     }
 
-    /// Returns whether `id` has one number for each vector along the last axis of `of`.
+    /// Returns whether `id` has one number per vector along the last axis of `of`.
     fn is_per_run(&self, id: Id, of: Id) -> bool {
         let (own, shape) = (self.graph.shape(id), self.graph.shape(of));
         own.len() == shape.len() && own.last() == Some(&1) && own.iter().zip(shape).rev().skip(1).all(|(a, b)| a == b)

@@ -1,11 +1,11 @@
-//! Separates the user's numbers of row values from those of candidates.
+//! Separates numbers of row values that depend on the user from numbers that depend on candidates.
 //!
 //! Rerankers expand the user's fields to all candidates, concatenate them with those of the item, and multiply the result. A
 //! row value is tracked here as *segments*: numbers of the user, of the row alone, and of both. Rearrangements and element-wise
-//! operations keep the segments. A product or a sum along segments becomes the sum of one per segment, and rows that belong to
-//! one segment are multiplied alone. The user's segments are then computed once for all candidates, and those of the row alone
-//! may be computed once per item (`split`). Other operations read the concatenated value.
-//!
+//! operations keep the segments. A product or a sum over several segments becomes the sum of one result per segment,
+//! and matrix rows of one segment are multiplied separately. The user's segments are then computed once for all
+//! candidates, and those of the row alone may be computed once per item (`split`). Other operations read the
+//! concatenated value.
 //! This changes the order of sums, which costs a rounding or two.
 
 use std::collections::BTreeMap;
@@ -24,23 +24,23 @@ enum Origin {
     Both,
 }
 
-/// Some numbers of a value.
+/// Segment: numbers of a value that have the same origin.
 #[derive(Clone, Debug)]
 struct Segment {
-    /// Flat value of the new graph: `[count]` of the user, else `[1, count]`.
+    /// Flat value of the new graph: `[count]` if only the user's inputs determine it, else `[1, count]`.
     value: Id,
     /// Position of each number in the complete value.
     at: Arc<[u32]>,
 }
 
-/// Operations through which the numbers of a segment are looked for.
+/// Maximum number of operations through which the numbers of a segment are traced back.
 const TAKEN_MAX: usize = 32;
 
-/// Returns the graph with separated values; `None` if no numbers of the user are multiplied or summed apart, so that a graph
-/// keeps the ids of its values.
+/// Returns the graph with separated values; `None`, so that value ids stay unchanged, if no product or sum of the
+/// user's numbers can be computed separately.
 ///
 /// # Errors
-/// As the operations of a graph.
+/// Errors of graph construction.
 pub(super) fn separated(graph: &Graph) -> Result<Option<Graph>> {
     let has = |side: Side| graph.inputs.iter().any(|input| input.side == side);
     if !has(Side::User) || !has(Side::Pair) {
@@ -83,11 +83,11 @@ struct Separator<'a> {
     readers: Vec<usize>,
     /// Origins of the first values of the new graph.
     origins: Vec<Origin>,
-    /// True if a product or a sum of the user's numbers is computed apart.
+    /// True if a product or a sum of the user's numbers is computed separately.
     is_any_apart: bool,
 }
 
-/// Numbers of a segment in the runs of a value.
+/// Numbers of a segment in the runs of a value; a run is a vector along the last axis.
 enum Runs {
     /// All numbers of these runs.
     Complete(Vec<usize>),
@@ -96,7 +96,7 @@ enum Runs {
 }
 
 fn missing() -> Error {
-    Error::internal("a segment has another number than its value")
+    Error::internal("a segment has a number that its value does not have")
 }
 
 impl Separator<'_> {
@@ -128,7 +128,8 @@ impl Separator<'_> {
         Ok(())
     }
 
-    /// Returns an old value in the new graph, complete. Its operands are made first, without recursion: graphs may be deep.
+    /// Returns the complete value of the new graph that equals an old value. Operands are created first, without
+    /// recursion, because graphs may be deep.
     fn make(&mut self, id: Id) -> Result<Id> {
         let mut stack = vec![id];
         while let Some(&next) = stack.last() {
@@ -168,7 +169,7 @@ impl Separator<'_> {
         }
     }
 
-    /// Adds an operation; selections are composed.
+    /// Adds an operation; a selection of a selection becomes one selection.
     fn add(&mut self, op: Op, shape: Vec<usize>, rows: Option<usize>) -> Result<Id> {
         match op {
             Op::Pick(a, index) => self.to.pick(a, index.to_vec(), shape, rows),
@@ -254,7 +255,7 @@ impl Separator<'_> {
         self.pick(all, index)
     }
 
-    /// Returns some numbers of the segments of a value.
+    /// Returns the segments of the numbers at `index` of a value.
     fn picked(&mut self, a: Id, index: &[u32]) -> Result<Option<Vec<Segment>>> {
         let Some(segments) = self.segments[a].clone() else { return Ok(None) };
         // The readers of number `n` are those from `ends[n - 1]` to `ends[n]`.
@@ -272,7 +273,7 @@ impl Separator<'_> {
         let readers_of = |place: usize| &readers[place.checked_sub(1).map_or(0, |before| ends[before])..ends[place]];
         let mut made = Vec::new();
         for segment in segments {
-            // In the order of the segment, so that a permutation costs nothing.
+            // Numbers stay in the order of the segment, so that a permutation costs nothing.
             let (mut own, mut at) = (Vec::new(), Vec::new());
             for (n, place) in segment.at.iter().enumerate() {
                 for &reader in readers_of(*place as usize) {
@@ -348,8 +349,8 @@ impl Separator<'_> {
         Ok(Some(made))
     }
 
-    /// Returns numbers of an operand of `of` as a flat value; `None` if they are not a segment and would have to be copied, or
-    /// are not found within `most` operations.
+    /// Returns numbers of an operand of `of` as a flat value. Returns `None` if these numbers are not one segment and
+    /// would have to be copied, or are not found within `most` operations.
     fn taken(&mut self, id: Id, of: Id, at: &Arc<[u32]>, most: usize) -> Result<Option<Id>> {
         let (value, shape) = (&self.from.values[id], &self.from.values[of].shape);
         if value.side != Side::Pair {
@@ -378,7 +379,7 @@ impl Separator<'_> {
                 let (Some(x), Some(y)) = (x, y) else { return Ok(None) };
                 self.to.binary(f, x, y).map(Some)
             }
-            // The columns of a product are computed apart.
+            // Only the selected columns of a product are computed.
             Op::MatMul(a, b) if value.is_vector() && self.segments[a].is_none() => {
                 let (columns, depth) = (value.count(), self.from.values[a].count());
                 let is_matrix = self.from.constant(b).is_some_and(|numbers| numbers.len() == depth * columns);
@@ -410,7 +411,7 @@ impl Separator<'_> {
             (_, true) if across.iter().copied().eq(0..width) => Runs::Complete(of_runs.into_keys().collect()),
             _ => return Ok(None),
         };
-        // The order within a single run is that of the matrix.
+        // A single run keeps the order of the segment: the rows of its matrix are put into the same order.
         if let (Runs::Across(_), 1) = (&found, runs) {
             return Ok(Some((segment.value, Runs::Across(segment.at.iter().map(|&at| at as usize).collect()))));
         }
@@ -421,7 +422,8 @@ impl Separator<'_> {
         segments.iter().map(|segment| self.runs_of(segment, runs, width)).collect()
     }
 
-    /// Reduces the runs of each segment by `f`, which returns `each` numbers per run, and adds those of the same run.
+    /// Reduces the runs of each segment by `f`, which returns `each` numbers per run, and adds the results of the same
+    /// run.
     fn reduced(
         &mut self,
         id: Id,
@@ -511,7 +513,7 @@ impl Separator<'_> {
                     this.to.pick(matrix, index, vec![across.len(), columns], None)?
                 }
             };
-            // A vector of the row stays one, so that chains of products are collapsed.
+            // A vector of the row stays a vector, so that chains of products can be collapsed.
             match (this.to.values[value].side, runs) {
                 (Side::Pair, 1) => this.to.matmul(value, rows),
                 _ => {
@@ -522,7 +524,8 @@ impl Separator<'_> {
         })
     }
 
-    /// Returns the products of each segment of the rows of `a` and each of the columns of `b`, of a single pair of matrices.
+    /// Returns the products of each segment of rows of `a` with each segment of columns of `b`; `a` and `b` are single
+    /// matrices.
     fn blocks(&mut self, a: Id, b: Id) -> Result<Option<Vec<Segment>>> {
         let (left, right) = (self.from.shape(a).to_vec(), self.from.shape(b).to_vec());
         let ([.., m, k], [.., _, n]) = (&left[..], &right[..]) else { return Ok(None) };
@@ -547,7 +550,7 @@ impl Separator<'_> {
                 };
                 let (rows, columns) = (of_rows.len(), of_columns.len());
                 let place = |row: usize, column: usize| (row * n + column) as u32;
-                // The user's matrix is the right one, which all rows share.
+                // The user's matrix must be the right operand, which all rows share.
                 let is_turned = self.to.values[*x].side != Side::Pair && self.to.values[*y].side == Side::Pair;
                 let (product, at) = if is_turned {
                     let (x, y) = (self.pick(*x, turned(rows, k))?, self.pick(*y, turned(k, columns))?);

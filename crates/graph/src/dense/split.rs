@@ -7,7 +7,7 @@
 //!
 //! Not every cut pays off. Stored values must be read from memory per candidate, and a product that would be fused with
 //! the next product (`collapse`) is free. So [`best_cut`] compiles a few cuts and compares their costs: at the values
-//! that the other half reads, further back at the narrowest value of a linear chain, and at the start of the chain,
+//! that the other half reads, at the narrowest value of the linear chain before them, and at the start of this chain,
 //! after the last nonlinear operation.
 
 use serde::{Deserialize, Serialize};
@@ -33,9 +33,10 @@ pub(super) const NUMBER_WORK: usize = 10;
 const CANDIDATES: usize = 1000;
 /// A cut must reduce the cost of a candidate by at least 1 / `GAIN`, because the stored values take memory.
 const GAIN: usize = 10;
-/// Maximum count of numbers stored per item; layers over a sequence of rows would store many times the item's memory.
+/// Maximum count of numbers stored per item. Without this limit, layers over a sequence could store many times the
+/// item's own memory.
 const WIDTH_MAX: usize = 1024;
-/// Maximum number of item values read by the other half for which the options are tried one value at a time.
+/// Maximum number of item values read by the other half up to which the options of each value are tried one by one.
 const EDGES_MAX: usize = 12;
 
 /// An independent part of a graph, with the indices of its inputs among the inputs of the complete graph.

@@ -133,7 +133,7 @@ fn graph(width: usize, steps: &[Random]) -> Graph {
                 let length = graph.unary(Unary::Sqrt, sum)?;
                 graph.binary(Binary::Div, a, length)
             })(),
-            // Some neighbouring numbers, a single one, and every other one of a concatenation.
+            // Some neighbouring numbers, a single number, and every second number of a concatenation.
             18 => {
                 let first = size % last;
                 let index: Vec<u32> = (first..last.min(first + 1 + size % 7)).map(|n| n as u32).collect();
@@ -323,7 +323,7 @@ fn sums_of_large_terms_are_made_before_they_are_multiplied() {
     }
 }
 
-/// Of a concatenation, only the values that something selects are computed.
+/// Of a concatenation, only values that another value selects are computed.
 #[test]
 fn unselected_values_are_not_computed() {
     let mut graph = Graph::new((0..3).map(|_| input(Side::Pair, 2)).collect());

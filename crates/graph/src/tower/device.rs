@@ -139,7 +139,7 @@ impl DeviceTower {
     }
 }
 
-/// Rows of features whose tensors are computed.
+/// Rows of features, for which the device computes tensors.
 struct PendingFeatures<'a> {
     device: &'a Device,
     tower: &'a Tower,

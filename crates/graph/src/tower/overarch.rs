@@ -1,7 +1,7 @@
 //! The reranker: an ONNX graph with inputs of the user and of every candidate.
 //!
 //! The reranker finds its inputs by name. Some names are tensors of the user, `[Q, ...]`, or rows of candidates, `[Q,
-//! K0, ...]`; the caller lists both kinds ([`Readable`]). All other names are numbers of candidates, `[Q, K0]`: the
+//! K0, ...]`; the caller lists both kinds ([`Readable`]). Every other name is a number per candidate, `[Q, K0]`: the
 //! retrieval score ([`OverArch::SIMILARITY`]) and numeric item columns.
 //!
 //! The output `logits` `[Q, K0, T]` becomes task scores through a sigmoid. A compiled graph ([`crate::dense`]) runs

@@ -31,7 +31,7 @@ impl Candidates<'_> {
     }
 }
 
-/// Cost of reading a candidate's number that is in the cache, and of reading a number of a column, in multiply-adds.
+/// Cost of reading a candidate's number in multiply-adds: one that is in the cache, and one of a column.
 const NEAR_NUMBER_WORK: usize = 4;
 const COLUMN_WORK: usize = 400;
 
@@ -83,7 +83,7 @@ impl Readable {
     }
 }
 
-/// Inputs of a graph that sees users and candidates.
+/// Inputs of a graph that scores candidates for users.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reads {
     /// Tensors of the user.

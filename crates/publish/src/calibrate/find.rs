@@ -220,7 +220,7 @@ mod tests {
     use sterling_index::ivf::{Options, Rescore, RowSurvey};
     use sterling_storage::rows::RowStore;
 
-    /// Returns the best `most` slots of a share by a score function.
+    /// Returns the best `most` slots of a random item set by a score function.
     fn best(index: &ivf::Index, share: &Share, most: usize, score: impl Fn(u32) -> f32) -> Vec<u32> {
         let mut scored = Vec::new();
         for list in (0..index.lists() as u32).map(ListId) {

@@ -1,15 +1,20 @@
 //! Results of calibration queries per shard, in one file each: each shard is searched on the machine that makes it, and the
 //! combined results are evaluated once, as if the complete index had been searched.
 //!
+//! Q queries, R pass rates, C lists; slots are those of the complete index.
+//!
 //! ```text
-//! queries        f32 [Q, D]         made_of  u32 [Q], slot in the complete index of the item that each was made from, or none
-//! source         u8, text           source of the queries ood            u32 [1], f32 [1]   `ood_count` last queries are out of
-//! distribution, with a reach below `ood_reach` passing        u32 [R, 8, C]      the shard's items in each random share of each
-//! pass rate, per list sampled        u32 [Q + 1]        offsets of each query's sampled items for the score residuals
-//! sampled_places, sampled_scores    their slots in the complete index, and their scores by rows best_counts    u32 [Q, R]       
-//! best_places, best_scores [Q, R, B]: the best of each share by the most precise rows int8_counts    u32 [Q, R]        
-//! int8_places, int8_scores [Q, R, B']: the same by int8 rows, unless these are the most precise coded_counts   u32 [Q, R]       
-//! coded_places, coded_scores [Q, R, B'']: the same by codes
+//! queries                       f32 [Q, D]
+//! made_of                       u32 [Q]         slot of the item that each query was made from, or `NO_ITEM`
+//! source                        u8              source of the queries, as text
+//! ood_count, ood_reach          u32, f32 [1]    last `ood_count` queries are out of distribution: reach < `ood_reach`
+//! passing                       u32 [R, 8, C]   items of the shard per pass rate, random item set and list
+//! sampled                       u32 [Q + 1]     offset of each query's sampled items, for the score residuals
+//! sampled_places, _scores       u32, f32        slots and scores of the sampled items
+//! best_counts                   u32 [Q, R]      number of results by the most precise rows
+//! best_places, best_scores      [Q, R, B]       slots and scores of these results, best first
+//! int8_counts, _places, _scores                 the same by int8 rows; empty if these are the most precise rows
+//! coded_counts, _places, _scores                the same by first-pass codes
 //! ```
 
 use std::path::Path;

@@ -17,11 +17,11 @@ use sterling_index::ivf;
 const DRAWN: usize = 48;
 /// Minimum number of random queries that are out of distribution; with fewer, none is measured.
 const DRAWN_MIN: usize = 12;
-/// One in this many calibration queries counts as out of distribution.
+/// One calibration query in this number counts as out of distribution.
 const ONE_IN: usize = 128;
 
 impl Queries {
-    /// Returns the queries, followed by random queries that are out of the distribution of the former, unless too few random
+    /// Returns the queries, followed by random queries that are out of their distribution. Adds none if too few random
     /// queries are.
     pub(super) fn with_ood_queries(&self, index: &ivf::Index, seed: u64) -> Queries {
         let reach = |query: &Vec<f32>| index.reach(query, &mut ivf::Scratch::default());

@@ -172,7 +172,7 @@ impl Queries {
         Queries::checked(path, "row", read, index)
     }
 
-    /// Checks queries that have the number of their `unit` of the file each, from 1: its rows or lines.
+    /// Checks numbered queries; the number of a query is that of its row or line (`unit`) in the file, from 1.
     fn checked(path: &Path, unit: &str, numbered: Result<Vec<(usize, Vec<f32>)>>, index: &ivf::Index) -> Result<Self> {
         let numbered = numbered.map_err(|e| e.within(path.display()))?;
         if numbered.is_empty() {

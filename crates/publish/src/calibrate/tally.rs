@@ -15,7 +15,7 @@ const LEFT_MIN: f64 = 1e-5;
 const LOST_MIN: f64 = 5e-4;
 /// Tolerated difference of a stratum's mean recall to the target.
 const STRATUM_BELOW: f64 = 0.01;
-/// Minimum number of queries with excluded items that get a curve of their own.
+/// Minimum number of queries with excluded items for which a separate curve is computed.
 const EXCLUDING_MIN: usize = 30;
 /// Number of bisection steps for the expected remainder at which searches may end.
 const HALVINGS: usize = 24;
@@ -321,7 +321,7 @@ impl Choices<'_> {
     fn by_codes(&self, tally: &Tally, queries: usize, target: f64, rows: &Point) -> Option<(usize, Point)> {
         let times = &self.times[tally.share];
         let by_rows = times.by_rows(rows.probes, rows.selected.max(self.rows.selected(tally.k)));
-        // If int8 rows do not reach the target, codes may take any time.
+        // If int8 rows do not reach the target, codes are accepted regardless of their search time.
         let mut time = if rows.reaches { Rates::TIME_SHARE_MAX * by_rows } else { f64::INFINITY };
         let mut best = None;
         for (selected, lost, lost_most) in of(&self.depths.coded, tally)?.lost(queries) {

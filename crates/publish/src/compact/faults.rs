@@ -37,8 +37,8 @@ const TIME: Duration = Duration::from_secs(5);
 /// Maximum wait between polls; each wait doubles the previous one. A server polls once per second, and faults
 /// in polls in quick succession test the same case.
 const POLL_WAIT_MAX: Duration = Duration::from_millis(64);
-/// Number of concurrent cases in the ordinary suite, and of all of them: most of their time they wait for the thread that tailed
-/// a journal before.
+/// Number of concurrent cases, in the ordinary suite and in a run of all cases. A case mostly waits until the thread
+/// that tails its journal has ended.
 const TOGETHER: [usize; 2] = [8, 48];
 /// Minimum number of cases.
 const CASES_MIN: usize = 16;
@@ -360,7 +360,7 @@ impl<'a> Script<'a> {
                 Ok(Err(e)) if last > self.position => {
                     assert!(e.to_string().contains("may or may not be durable"), "{e}")
                 }
-                // The update was acknowledged, or the call panicked before.
+                // The update was acknowledged, or the call panicked before it returned.
                 _ => assert_eq!(last, self.position),
             }
             if last > self.position {
@@ -484,14 +484,14 @@ impl<'a> Script<'a> {
             let versions = registry.versions(MODEL).ok()?;
             let loaded = registry.get(MODEL, VersionSelector::Active).ok()?;
             let is_well = registry.troubles().is_empty()
-                // A version that was to be retried before another one became desired stays listed.
+                // A rejected version whose retry was pending when another version became desired stays listed.
                 && versions.iter().flat_map(|version| &version.refused).all(|refused| refused.retry_in.is_some())
                 && self.feed().trouble().is_none()
                 && loaded.content().warning().is_none();
             is_well.then_some(())
         });
         assert_eq!(registry.labels(MODEL).unwrap().len(), 1);
-        // One of the first publications, the second one, and the merged ones that are needed.
+        // Retained are one of the first publications, the second one, and the merged ones that are needed.
         let retained = Store::new(self.root.join("store")).versions(MODEL).unwrap();
         assert!(retained.len() <= 7, "{retained:?}");
         let names = std::fs::read_dir(self.root.join("store/m")).unwrap();
@@ -513,8 +513,8 @@ fn run(at: usize, failure: Failure) -> (Vec<&'static str>, usize) {
     (requested.clone(), starts.unwrap_or_else(|| panic!("{failure:?} at call {at}, {:?}", requested.get(at))))
 }
 
-/// Every call with every failure, alternating between kinds of calls, so that an early end has covered all kinds, in all parts of
-/// the script.
+/// Returns every call with every failure, alternating between kinds of calls: a run that ends early has then covered
+/// all kinds of calls, in all parts of the script.
 fn cases(calls: &[&'static str]) -> Vec<(usize, Failure)> {
     let mut places: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     calls.iter().enumerate().for_each(|(n, call)| places.entry(call).or_default().push(n));
@@ -579,7 +579,8 @@ fn a_failed_poll_at_the_start_leaves_no_rejection() {
     script.start();
     script.update(&[100], &[]);
     script.activate(first);
-    // The updates after the first version are truncated: it can no longer be loaded, and its latest merge represents it.
+    // The journal's updates after the first version are truncated: the first version can no longer be loaded, and its
+    // latest merge takes its place.
     for id in 101..105 {
         script.update(&[id, 1, 2, 3], &[]);
         script.merge();

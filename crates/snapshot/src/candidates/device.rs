@@ -83,8 +83,8 @@ impl DeviceCandidates {
         Ok(DeviceCandidates { parts, width: column })
     }
 
-    /// Writes this GPU's partition of the rows of a segment to spare slots from `first` on; the segment has one spare slot in
-    /// addition to its items. Keys are written to a leased range, which stays valid as long as the returned leases.
+    /// Writes this GPU's partition of the rows of a segment to spare slots from `first` on; the segment has one more
+    /// slot than items. Keys are written to a range that stays reserved until the returned leases are dropped.
     ///
     /// # Errors
     /// `Overloaded` if there is no room; `Internal` if the inputs differ from those on the device; as [`DeviceCandidates::copy`].

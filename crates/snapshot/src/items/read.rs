@@ -58,7 +58,7 @@ impl Items {
         let mut items = read(path, spill).map_err(|e| e.within(path.display()))?;
         let mut of_file = None;
         if let Some(file) = vectors {
-            // They take the place of a column of this name.
+            // The separate vectors replace a column of this name.
             items.dense.remove(EMBEDDING);
             let rows = npy::open_f32(file)?;
             if rows.rows() != items.ids.len() {

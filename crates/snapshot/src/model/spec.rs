@@ -42,7 +42,8 @@ pub struct ModelSpec {
     /// The value model; without it the value is the similarity.
     #[serde(default)]
     pub value: ValueSpec,
-    /// How events change tables and towers; without it the model is not trained here.
+    /// Training settings: how events update tables and towers; without them the model cannot be trained by `sterling
+    /// train`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub train: Option<TrainSpec>,
 }

@@ -22,10 +22,11 @@ pub struct TrainSpec {
     /// Loss function.
     #[serde(default)]
     pub loss: LossKind,
-    /// Weight of each task of the reranker in the loss `tasks`; those that are missing have 1.
+    /// Weight of each task of the reranker in the loss `tasks`; a task that is not listed has weight 1.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tasks: BTreeMap<String, f32>,
-    /// Share of the events without a positive task that the loss `tasks` is trained on; each stands for `1 / negatives` of them.
+    /// Share of the events without a positive task that the loss `tasks` is trained on; each of them has the weight of
+    /// `1 / negatives` events.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub negatives: f32,
     /// Divisor of scores before the softmax.
@@ -49,7 +50,7 @@ pub struct TrainSpec {
     /// Optimizer of the towers' weights; by default Adam with a learning rate of 0.001.
     #[serde(default = "dense_rule")]
     pub dense_optimizer: OptimizerSpec,
-    /// Exceptions for single tables.
+    /// Settings of single tables that override the defaults above.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<TrainTable>,
 }
@@ -58,7 +59,7 @@ pub struct TrainSpec {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LossKind {
-    /// Cross-entropy of the item among the positives of the batch and uniformly drawn items.
+    /// Cross-entropy of the item among the positives of the batch and uniformly sampled items.
     #[default]
     Softmax,
     /// Binary cross-entropy of the reranker's logits, one label per task.
@@ -75,7 +76,7 @@ pub enum TowerSide {
     Item,
 }
 
-/// Exceptions for one table.
+/// Settings of one table that override the defaults.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainTable {
@@ -177,7 +178,7 @@ impl TrainSpec {
         self.dense.contains(&side)
     }
 
-    /// Returns the exceptions of a table, if it has any.
+    /// Returns the settings of a table, if it has its own.
     pub fn table(&self, name: &str) -> Option<&TrainTable> {
         self.tables.iter().find(|table| table.name == name)
     }

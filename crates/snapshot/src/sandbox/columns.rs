@@ -34,7 +34,7 @@ struct Sample {
     row: Vec<f32>,
 }
 
-/// Column whose number leaves the reranker without a finite result.
+/// A column whose number makes an output of the reranker NaN or infinite.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InvalidNumber {
     /// Index of the invalid item among the checked items.
@@ -71,7 +71,7 @@ impl ColumnCheck {
         let mut run =
             Run { check: self, overarch, sample, threads: Threads::new(1), scratch: tower::Scratch::default() };
         let invalid = run.not_finite(items);
-        // Each invalid item, with one column at a time replaced by the sample's number.
+        // Scores each invalid item again, with one column at a time replaced by the sample's number.
         let ordinary = run.ordinary();
         let named = &invalid[..invalid.len().min(NAMED_MAX)];
         let replaced = |&item: &usize| {

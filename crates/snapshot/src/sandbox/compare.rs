@@ -6,7 +6,8 @@ use super::oracle::{Arithmetic, Array, Mode, Oracle, Stop, shown};
 const TOLERANCE: f64 = 2e-5;
 /// Relative tolerance between a row computed alone and the same row in a batch.
 const AMONG_OTHERS: f64 = 1e-5;
-/// Relative tolerance between a row alone and in a batch, if the rounding noise of the computation is unknown.
+/// Relative tolerance between a row alone and the same row in a batch, if the rounding noise of the computation is
+/// unknown.
 const AMONG_OTHERS_UNKNOWN: f64 = 1e-4;
 /// The scale of a row is at least this fraction of the largest number of ordinary rows.
 const LEAST_ROW: f64 = 1.0 / 16.0;

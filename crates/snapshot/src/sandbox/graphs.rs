@@ -27,8 +27,8 @@ use sterling_graph::dense::{self, Block, DeclaredInput, DeclaredOutput, InputRow
 const GRAPHS: u64 = 300;
 /// Minimum scale of tolerances: ordinary inputs are between -1 and 1, and exact cancellation leaves no scale.
 const SCALE: f64 = 1.0;
-/// Seeds of past bugs: a sum that f32 can represent although it cannot represent the terms, and the logarithm of a softmax of
-/// numbers around -10,000.
+/// Seeds that once showed bugs: a sum that f32 can represent although it cannot represent the terms, and the logarithm
+/// of a softmax of numbers around -10,000.
 const ONCE_WRONG: [u64; 2] = [16_906, 19_529];
 /// Version of the ONNX operators.
 const OPSET: i64 = 25;

@@ -120,9 +120,7 @@ impl Store {
         let unit = Unit { shard: manifest.shard.map(|part| part.shard), ..self.unit(&manifest.name, manifest.version) };
         let of_shard = self.folds.as_ref().and_then(|root| Some((root, checkpoints_of_shard(root, unit)?)));
         let Some((root, of_shard)) = of_shard else {
-            return Err(Error::unsupported(
-                "this server accepts no updates of the shard, so that no updates can be merged",
-            ));
+            return Err(Error::unsupported("this server accepts no updates of the shard, so no updates can be merged"));
         };
         let parent = of_shard.join(unit.version.to_string()).join(manifest.published_digest());
         fs::create_dir_all(&parent).map_err(|e| Error::io(parent.display(), e))?;

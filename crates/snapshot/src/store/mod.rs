@@ -395,8 +395,8 @@ impl Store {
         self.publish_as(model, false, fill)
     }
 
-    /// Publishes a version that is derived from existing versions. If another version was published meanwhile or another
-    /// publication is active, the other one wins and this version is not published. A publication that starts later gets a higher
+    /// Publishes a version that is derived from existing versions. If another version was published meanwhile, or
+    /// another publication is active, this version is not published. A publication that starts later gets a higher
     /// number.
     ///
     /// # Errors

@@ -45,9 +45,10 @@ impl Event {
     }
 }
 
-/// Returns the hash of a batch that follows others: the XXH3-64 of all fields of its events, with the hash of the others as seed.
+/// Returns the hash of all events up to the end of a batch: the XXH3-64 of the fields of its events, with the hash
+/// `before` as seed.
 pub(crate) fn hash(before: u64, events: &[Event]) -> u64 {
-    // One call for all bytes takes a fraction of the time of one per field.
+    // One call for all bytes takes a fraction of the time of one call per field.
     let mut bytes = Vec::new();
     for Event { user, item, time, weight, exclude, is_positive, labels } in events {
         user.hash_into(&mut |field| bytes.extend_from_slice(field));
@@ -75,7 +76,8 @@ pub(crate) struct Checker<'a> {
 }
 
 impl<'a> Checker<'a> {
-    /// Creates a checker; an event has one label per name of `tasks`. `requests` is the empty sample of requests.
+    /// Creates a checker; an event has one label per name of `tasks`. `requests` is an empty sample, to which the
+    /// requests of valid events are added.
     pub(crate) fn new(
         tower: &'a Tower,
         catalogue: &'a Catalogue,
@@ -125,7 +127,7 @@ impl<'a> Checker<'a> {
         exclude.sort_unstable();
         exclude.dedup();
         if exclude.binary_search(&item).is_ok() {
-            return Err(RejectionReason::of("item", format!("got {}, which `context.exclude` left out", raw.item)));
+            return Err(RejectionReason::of("item", format!("got {}, which `context.exclude` lists", raw.item)));
         }
         let request = self.requests.draw(&raw.user, &raw.exclude);
         let request = request.map_err(|e| RejectionReason::of("user", e.to_string()))?;

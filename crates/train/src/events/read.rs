@@ -17,7 +17,7 @@ use sterling_snapshot::items::{RowFile, batch_rows, open_parquet, text_of, unrea
 
 /// Events per chunk.
 pub(crate) const CHUNK_EVENTS: usize = 256;
-/// Bytes of lines that end a chunk early.
+/// Number of bytes of lines after which a chunk ends before it has [`CHUNK_EVENTS`] events.
 const CHUNK_BYTES: usize = 1 << 20;
 /// Path that means standard input.
 const STDIN: &str = "-";
@@ -106,8 +106,8 @@ impl Inputs {
     /// Reads all events in their order until `take` returns false.
     ///
     /// # Errors
-    /// With the file: `NotFound` or `Io`; `Invalid` if the file is neither Parquet nor JSON lines, is truncated, or has columns
-    /// that no event has.
+    /// With the file: `NotFound` or `Io`; `Invalid` if the file is neither Parquet nor JSON lines, is truncated, or has
+    /// columns that are not event fields.
     pub(crate) fn read(&self, checker: &mut Checker<'_>, take: &mut dyn FnMut(Chunk) -> bool) -> Result<()> {
         let mut before = 0;
         for (number, file) in self.files.iter().enumerate() {

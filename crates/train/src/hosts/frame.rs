@@ -19,7 +19,7 @@ use sterling_core::error::{Error, Result};
 
 /// Length of a header.
 pub(super) const HEADER_BYTES: usize = 24;
-/// Largest description of a failure.
+/// Maximum length of the description of a failure.
 pub(super) const FAILURE_BYTES_MAX: usize = 4096;
 
 /// Declares the kinds of messages: name, number, purpose.

@@ -1,4 +1,4 @@
-//! How hosts meet: a request of HTTP/1.1 that upgrades its connection to messages (`frame`).
+//! Handshake between hosts: an HTTP/1.1 request that upgrades its connection to messages (`frame`).
 //!
 //! ```text
 //! GET /v1/train HTTP/1.1                     HTTP/1.1 101 Switching Protocols
@@ -21,7 +21,7 @@ use subtle::ConstantTimeEq as _;
 
 use sterling_core::error::{Error, Kind, Result};
 
-/// Largest head of a request or answer.
+/// Maximum length of the head of a request or answer.
 const HEAD_BYTES_MAX: usize = 32 << 10;
 /// Time for one handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -47,14 +47,14 @@ impl Identity {
     }
 }
 
-/// A host as it presents itself.
+/// Description of a host, sent in the handshake.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Description {
     pub(super) rank: usize,
     pub(super) identity: Identity,
 }
 
-/// Presents this host on a new connection, and waits for the answer.
+/// Sends the description of this host on a new connection, and waits for the answer.
 ///
 /// # Errors
 /// `Conflict` with the difference that the other host names, or with its rejection; `Unavailable` if there is no answer.

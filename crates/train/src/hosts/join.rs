@@ -1,4 +1,5 @@
-//! How hosts of a run find each other: each host calls the hosts of lower rank, and accepts the hosts of higher rank.
+//! Connection setup between the hosts of a run: each host calls the hosts of lower rank, and accepts the hosts of
+//! higher rank.
 
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
@@ -54,7 +55,7 @@ pub(super) fn accept(
     let mut arriving: Vec<(TcpStream, Head)> = Vec::new();
     loop {
         if streams.iter().skip(hosts.rank + 1).all(Option::is_some) {
-            // A host that ended while this host waited for others, or that closed the connection, calls again.
+            // A host may call again, if it ended while this host waited for others, or if it closed the connection.
             let before = hosts.rank + 1..streams.len();
             let ended: Vec<usize> = before.filter(|rank| streams[*rank].as_ref().is_some_and(has_ended)).collect();
             if ended.is_empty() {

@@ -114,7 +114,7 @@ impl Mesh {
         let lost = streams.iter().take(hosts.rank).position(|stream| stream.as_ref().is_some_and(has_ended));
         if let Some(rank) = lost {
             return Err(Error::unavailable(format!(
-                "host {rank} ({}) ended while others were awaited",
+                "host {rank} ({}) ended while this host waited for other hosts",
                 hosts.addresses[rank]
             )));
         }

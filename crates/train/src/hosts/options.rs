@@ -1,10 +1,10 @@
-//! Hosts of a run, as its command names them.
+//! Hosts of a run, as the command line lists them.
 
 use std::time::Duration;
 
 use sterling_core::error::{Error, Result};
 
-/// Largest number of hosts.
+/// Maximum number of hosts.
 const HOSTS_MAX: usize = 64;
 
 /// Hosts of a run.

@@ -153,7 +153,7 @@ fn other_numbers_of_hosts_resume_with_the_same_bits() {
     }
 }
 
-/// Runs host 0 of two, with the other one played by `other`; returns its error.
+/// Runs host 0 of two, with host 1 simulated by `other`; returns the error of host 0.
 fn beside(place: &TestFolder, path: &Path, other: impl FnOnce(&[String]) + Send) -> Error {
     let addresses = addresses(2);
     let timeout = Duration::from_secs(2);
@@ -371,7 +371,7 @@ fn messages_that_are_not_expected_end_the_run_with_their_difference() {
         });
         assert!(error.to_string().contains(expected), "{expected}: {error}");
     }
-    // Heartbeats keep a host alive that has nothing to say; without them it is lost.
+    // Heartbeats keep an idle host connected; without them the host is lost.
     let error = beside(&place, &path, |addresses| {
         let mut stream = joined(&addresses[0]);
         stream.write_all(&heartbeat).unwrap();

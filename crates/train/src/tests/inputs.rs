@@ -1,4 +1,4 @@
-//! Events and options that cannot be trained: each is named, and no value changes its meaning.
+//! Events and options that cannot be trained on: errors name them, and no value is silently reinterpreted.
 
 use std::io::Write as _;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Optimizer state that is damaged, a disk that is full, and 500 steps beside PyTorch.
+//! Optimizer state that is damaged, a disk that is full, and 500 steps compared with PyTorch.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -26,7 +26,7 @@ fn changed_bytes_of_optimizer_state_are_state_or_refused() {
     let mut refused = 0;
     for n in 0..400u64 {
         let (mut changed, draws) = (bytes.clone(), StepRandom::new(9, n));
-        // Most of the changes in the header, which says what the other bytes are.
+        // Most of the changes are in the header, which describes the other bytes.
         let within = if n % 4 == 0 { bytes.len() } else { 1500.min(bytes.len()) } as u64;
         for change in 0..1 + draws.below(0, 3) {
             let at = (draws.below(10 + change, within) as usize).min(changed.len() - 1);

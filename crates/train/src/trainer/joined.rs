@@ -15,7 +15,7 @@ use sterling_kernels::cpu::Kernels;
 
 /// Version of the messages between hosts.
 const PROTOCOL: u32 = 2;
-/// Largest description of a checkpoint.
+/// Maximum length of the description of a checkpoint.
 const START_BYTES_MAX: usize = 256 << 20;
 /// Bytes of a state file per message.
 const STATE_BYTES: u64 = 1 << 20;
@@ -79,7 +79,7 @@ fn sent(mesh: &Mesh, last: Option<Last>) -> Result<Option<Last>> {
     for host in mesh.others() {
         for (path, file, length) in &files {
             for first in (0..*length).step_by(STATE_BYTES as usize) {
-                // One block after the other, so that few blocks are in memory.
+                // Sends one block at a time, so that few blocks are in memory.
                 mesh.bytes(host, Kind::Request, 0, 0)?;
                 let mut block = vec![0; STATE_BYTES.min(length - first) as usize];
                 file.read_exact_at(&mut block, first).map_err(|e| Error::io(path.display(), e))?;

@@ -134,7 +134,7 @@ impl Trainer {
             }
             Some(mesh) => {
                 let terms = softmax.begin_on_hosts(kernels, excluded, &mesh, &mut made)?;
-                // The gradients of candidates are in transit meanwhile.
+                // This host computes while the gradients of the candidates are in transit.
                 let begun = self.model.begin_backward(&rows, &forward, &made.queries)?;
                 (begun, softmax.finish_on_hosts(kernels, &mesh, &terms, &mut made)?)
             }
@@ -219,7 +219,7 @@ impl Trainer {
         let stepped = match is_finite || (loss.is_finite() && self.model.hosts().is_some()) {
             true => {
                 self.model.end_backward(rows, &self.catalogue, &forward, &mut made, candidates, is_finite)?;
-                // The gradients of other hosts are in transit meanwhile.
+                // This host computes while the gradients of other hosts are in transit.
                 next.map_or(Ok(()), |next| self.prepare_next(next))?;
                 Some(self.model.update(rows, forward, made, is_finite)?)
             }

@@ -33,7 +33,8 @@ use sterling_core::tasks::{self, Runtime};
 
 const REFRESH_PAUSE: Duration = Duration::from_millis(50);
 const PROBE_INTERVAL_MAX: Duration = Duration::from_secs(2);
-/// A request that timed out sooner reflects the caller's deadline instead of the node.
+/// Minimum time after which a timeout counts as a failure of the node; an earlier timeout is caused by the caller's
+/// deadline.
 const NODE_TIMEOUT_MIN: Duration = Duration::from_millis(5);
 
 /// Nodes of a shard that serve reads.

@@ -47,7 +47,8 @@ impl Flight {
         &self.rows
     }
 
-    /// Settles rows, given by their index in the flight: each with its bytes, or as degraded. A row is settled once.
+    /// Records the answers for rows, given by their index in the flight: bytes, or `None` for a degraded row. A row is
+    /// settled once.
     pub(super) fn settle<'b>(&self, answers: impl Iterator<Item = (usize, Option<&'b [u8]>)>) {
         let mut held = self.lock();
         for (index, bytes) in answers {

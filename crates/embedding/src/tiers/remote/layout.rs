@@ -10,8 +10,9 @@
 //! - A chunk is `[rows, row_bytes + 4]` plus 8 bytes: each row is followed by 32 bits of its XXH3, the chunk by 64 bits of XXH3
 //!   of everything before. Both hashes are seeded with the load's random id and the row's or chunk's number, so that a row of
 //!   another position, version or load is detected.
-//! - A chunk fills an allocation class of jemalloc, which Redis and Valkey use, up to the string's own header: 909 rows of
-//!   68 bytes take 72.2 bytes each in the node. One string per row took 144 bytes, hashes as in HugeCTR 128.
+//! - A chunk fills an allocation class of jemalloc, which Redis and Valkey use, up to the string's own header: 909 rows
+//!   of 68 bytes take 72.2 bytes each in the node. One string per row took 144 bytes; hashes, as in HugeCTR, took 128
+//!   bytes.
 
 use std::fmt::Write;
 

@@ -8,7 +8,7 @@ use super::workload::{Outcome, Step, Workload, bits};
 use crate::{JaggedTensor, KeyedJaggedTensor, KeyedTensor};
 use sterling_core::error::{Error, Result};
 
-/// Hosts whose rows are not read.
+/// Other hosts, whose rows must not be read.
 #[derive(Debug)]
 struct Unread;
 
@@ -34,7 +34,7 @@ fn part(ids: &KeyedJaggedTensor, range: &Range<usize>) -> KeyedJaggedTensor {
     KeyedJaggedTensor::from_jagged(ids.keys().iter().map(cut)).unwrap()
 }
 
-/// Runs a step on all hosts; returns what each pooled, and its report.
+/// Runs a step on all hosts; returns the pooled embeddings and the report of each host.
 fn step(workload: &Workload, learners: &mut [LearningTables], step: &Step) -> Vec<(Vec<u32>, UpdateReport)> {
     let (hosts, count) = (learners.len(), step.ids.stride());
     let of = |_: &str, host: usize| examples(count, hosts, host);

@@ -18,7 +18,7 @@ fn rule() -> Rule {
 }
 
 fn table(rows: u64, unseen: Unseen, spec: ManagedSpec) -> MasterTable {
-    // The row of unseen ids is there from the beginning; other tables grow.
+    // The row of unseen ids exists from the beginning; tables without such a row grow.
     let has = if unseen == Unseen::Zero { 1 } else { rows };
     let table = MasterTable::zeros("t", has, WIDTH, unseen, Some(rule())).unwrap();
     table.with_ids(Some(ManagedSpec { rows: Some(rows), ..spec }), &vec![FREE; has as usize]).unwrap()
@@ -30,7 +30,7 @@ fn learner(table: MasterTable, threads: usize) -> LearningTables {
     LearningTables::new(vec![table], &bags, &sequences, threads).unwrap()
 }
 
-/// Trains on a bag of `ids` and a sequence of `more`; returns the rows that changed hands.
+/// Trains on a bag of `ids` and a sequence of `more`; returns the rows that were reassigned to other ids.
 fn step(learner: &mut LearningTables, ids: &[i64], more: &[i64]) -> Vec<(u32, i64)> {
     let all = [ids, more].concat();
     let lengths = [ids.len() as i64, more.len() as i64];
@@ -68,7 +68,7 @@ fn torchrec_holds_the_same_ids_after_each_of_a_thousand_evictions() {
         let evict: Evict = serde_json::from_value(case["evict"].clone()).unwrap();
         let exponent = case["exponent"].as_f64().unwrap();
         let spec = ManagedSpec { evict, exponent, every: number("every"), ..ManagedSpec::default() };
-        // TorchRec's last row is that of all other ids.
+        // TorchRec's last row serves all ids without a row.
         let mut learner = learner(table(number("rows"), Unseen::Row(number("rows") - 1), spec), 1);
         for (eviction, expected) in (1..).zip(case["held"].as_str().unwrap().as_bytes().chunks(8)) {
             for at in number("every") * (eviction - 1) + 1..=number("every") * eviction {
@@ -91,7 +91,7 @@ fn draws(step: u64, count: u64) -> Vec<i64> {
 fn an_id_has_its_own_row_alone_and_begins_with_its_initial_value() {
     let spec = ManagedSpec { every: 3, ..ManagedSpec::default() };
     let mut learner = learner(table(16, Unseen::Zero, spec), 2);
-    // Rows of all ids, as if each had a table to itself.
+    // Rows of all ids, as if each id had a table of its own.
     let mut naive: BTreeMap<i64, Vec<f32>> = BTreeMap::new();
     for at in 0..300 {
         let ids = draws(at, 9);
@@ -163,7 +163,7 @@ fn rare_ids_are_not_admitted_and_silent_ones_expire() {
     let spec = ManagedSpec { every: 4, admit: 3, ttl_hours: Some(1.0), ..ManagedSpec::default() };
     let mut learner = learner(table(8, Unseen::Zero, spec), 1);
     learner.set_clock(1000);
-    // 7 occurs three times in the interval, 8 twice and once in the next one.
+    // Id 7 occurs three times in the interval, id 8 twice and once in the next one.
     for ids in [[7, 8], [7, 9], [7, 8], [10, 11], [8, 12], [13, 14], [15, 16]] {
         step(&mut learner, &ids, &[FREE]);
     }

@@ -117,7 +117,7 @@ impl Importer {
                     _ => return Err(refused(format!("cannot cast integers computed from shapes to {to:?}"))),
                 }
             }
-            // A vector as a scalar, or unchanged, needs no move of integers.
+            // A reshape of a scalar or a vector to a vector leaves the integers unchanged.
             "Reshape" if are_vectors && matches!(self.fixed(node, 1)?[..], [-1]) => {
                 attributes.integer("allowzero", 0);
                 IntegerTensor { shape: vec![first.extents.len()], ..first }

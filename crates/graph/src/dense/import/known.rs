@@ -160,7 +160,7 @@ pub(super) struct Importer {
     /// Values that are a zero-padded copy of another value: that value and, per axis, how many zeros come before and
     /// after.
     pub(super) padded: HashMap<Id, (Id, Vec<[usize; 2]>)>,
-    /// Integers that may exceed the exact range of f32: they may only be used as indices or be clipped.
+    /// Integers that may exceed the exact range of f32, which only indices and clipping may read.
     pub(super) loose: HashSet<Id>,
     /// Per input, true if the input is a mask of another input, of 0 and 1.
     masks: Vec<bool>,

@@ -71,11 +71,11 @@ impl Importer {
         Ok(Some(Indices { numbers, shape, rows: self.rows(id) }))
     }
 
-    /// Gives a value that all rows share a row axis; another value must already have this row axis.
+    /// Adds a row axis to a value that all rows share; a value that differs between rows must already have this axis.
     pub(super) fn per_row(&mut self, a: Id, rows: Option<usize>) -> Result<Id> {
         let Some(axis) = rows.filter(|_| self.rows(a) != rows) else { return Ok(a) };
         if self.rows(a).is_some() {
-            return Err(refused("two inputs have their candidates on different axes or in different numbers"));
+            return Err(refused("two inputs have different candidate axes or different numbers of candidates"));
         }
         let size = |(n, &d): (usize, &usize)| if n == axis { Extent::Rows(1) } else { Extent::Fixed(d as i64) };
         let sizes: Vec<Extent> = self.graph.shape(a).iter().enumerate().map(size).collect();
@@ -247,9 +247,9 @@ impl Importer {
         match (rows, own) {
             (Some(r), _) if r == axis => Err(refused("selecting along the candidate axis is not supported")),
             (Some(r), Some(own)) if r != own => {
-                Err(refused("two inputs have their candidates on different axes or in different numbers"))
+                Err(refused("two inputs have different candidate axes or different numbers of candidates"))
             }
-            (Some(_), None) | (None, Some(_)) => Err(refused("fixed number of candidates, expected any number")),
+            (Some(_), None) | (None, Some(_)) => Err(refused("got a fixed number of candidates, expected any number")),
             _ => Ok(()),
         }
     }
@@ -357,7 +357,7 @@ impl Importer {
         let own =
             |known: &Known| matches!(known, Known::RowNumbers(n) if n.times == 1 && n.plus.is_none() && n.rows == 0);
         let Some((first, others)) = columns.split_first().filter(|(first, _)| own(first)) else {
-            return Err(refused("got indices without the number of their row in the first column"));
+            return Err(refused("the first column of the indices is not the number of their row"));
         };
         if batch != 0 || rows != Some(0) || shape[0] != 1 || others.len() >= shape.len() || others.is_empty() {
             return Err(refused(format!("row numbers do not index values of shape {shape:?}")));
@@ -432,7 +432,7 @@ impl Importer {
             }
             let of_update = self.rows(updates).map(|r| r.checked_sub(ahead.len()).map(|n| n + columns));
             if of_update.is_some_and(|r| r.is_none() || (rows.is_some() && r != rows)) {
-                return Err(refused("two inputs have their candidates on different axes or in different numbers"));
+                return Err(refused("two inputs have different candidate axes or different numbers of candidates"));
             }
             index.tuples(&shape, columns)?
         };

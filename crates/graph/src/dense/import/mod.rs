@@ -38,8 +38,8 @@ pub(crate) use types::ElementTypes;
 const LINEAR: [&str; 4] = ["Add", "Sub", "Mul", "Sum"];
 const COUNTS: [&str; 9] =
     ["ReduceSum", "ReduceL1", "ReduceSumSquare", "ReduceProd", "MatMul", "Gemm", "Einsum", "PRelu", "CumSum"];
-/// Operators besides [`MOVES`] whose results are numbers of their operands, or numbers that every float type
-/// represents.
+/// Operators besides [`MOVES`] whose results are copies of numbers of their operands, or numbers that every float type
+/// represents exactly.
 const EXACT: [&str; 20] = [
     "Identity",
     "Constant",
@@ -202,8 +202,8 @@ impl Importer {
         })
     }
 
-    /// Rejects integers beyond the exact range of f32, unless they are clipped, moved, or used as indices, which select
-    /// nothing.
+    /// Rejects integers beyond the exact range of f32, unless they are clipped, moved, or used as indices (an index out
+    /// of range selects nothing).
     fn check_loose(&self, operator: &str, node: &NodeProto) -> Result<()> {
         let is_loose = |n: usize| matches!(self.known(node, n), Ok(Known::Value(id)) if self.loose.contains(id));
         let allowed = match operator {
@@ -269,7 +269,7 @@ impl Importer {
             return Err(refused("the node fixes the number of candidates, expected any number"));
         };
         if outer.any(|other| other != first) {
-            return Err(refused("two inputs have their candidates on different axes or in different numbers"));
+            return Err(refused("two inputs have different candidate axes or different numbers of candidates"));
         }
         self.outer.insert(made, first);
         Ok(())

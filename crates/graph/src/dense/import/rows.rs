@@ -73,7 +73,8 @@ impl Importer {
                 let sizes = extents.iter().map(size).collect::<Result<Vec<_>>>()?;
                 let shape = broadcast(&numbers.shape, &sizes)?;
                 numbers.rows += shape.len() - numbers.shape.len();
-                // Rows along another axis would combine each row number with all rows.
+                // A row number is an index within its own row only: rows along another axis would combine each row
+                // number with all rows.
                 let ahead = shape.len() - sizes.len();
                 let is_other =
                     |(n, size): (usize, &Extent)| matches!(size, Extent::Rows(_)) && n + ahead != numbers.rows;

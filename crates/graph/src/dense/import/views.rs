@@ -171,7 +171,8 @@ impl Importer {
             self.keep_integers(a, made);
             return Ok(made);
         };
-        // The count of numbers before the row axis is unchanged; some of these may now be merged into the row axis.
+        // The count of numbers before the row axis is unchanged, but some axes before it may now be merged into the row
+        // axis.
         let ahead = shape[..r].iter().product::<usize>() * self.outer.get(&a).copied().unwrap_or(1);
         let before: usize = to[..axis].iter().product();
         let outer = ahead.checked_div(before).filter(|outer| outer * before == ahead);

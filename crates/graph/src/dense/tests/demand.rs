@@ -115,7 +115,7 @@ fn several_steps_are_not_selected_before_layers() {
     check(&graph);
 }
 
-/// A step of a value that is complete anyway is zeros already if the index names none.
+/// A step selected from a completely computed value is already zeros if the index names no step.
 #[test]
 fn steps_of_complete_values_are_selected_as_in_the_file() {
     let (mut graph, x, index) = sequence(WIDTH);

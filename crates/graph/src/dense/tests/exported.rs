@@ -285,7 +285,7 @@ fn positions_within_a_row_are_broadcast_by_the_shape_of_a_maximum() {
     assert!(error.contains("the number of their row"), "{error}");
 }
 
-/// A masked state is NaN beside the one that is selected, which must not change.
+/// NaN in a masked state must not change the state that is selected.
 #[test]
 fn unselected_numbers_have_no_effect() {
     let nodes = vec![
@@ -305,7 +305,7 @@ fn unselected_numbers_have_no_effect() {
     }
 }
 
-/// Rows of equal or nearly equal large numbers, where a mean that is off by one rounding is off by more than they differ.
+/// Large, nearly equal numbers: one rounding error of the mean exceeds the differences between the numbers.
 #[test]
 fn layer_normalization_of_nearly_equal_numbers_is_exact_enough() {
     let nodes = vec![node("out = LayerNormalization(x, s)", &[("axis", 1)])];
@@ -382,7 +382,7 @@ fn casts_to_half_precision_round() {
     assert_eq!(made[..4], [1.0, 1.0, 1.0, -3.203_125]);
 }
 
-/// Remainders of identifiers and seconds as 64-bit integers, beyond the numbers that f32 counts in steps of one.
+/// Remainders of identifiers and seconds as 64-bit integers, beyond the integers that f32 represents exactly.
 #[test]
 fn remainders_of_integers_beyond_24_bits_are_exact() {
     let nodes = vec![
@@ -489,7 +489,7 @@ fn steps_that_no_index_names_are_not_computed() {
     for n in 0..6 {
         near(&some[n], &all[n][n % 3 * 4..][..4], "the step of the index");
     }
-    // All products but that of the keys are of a single step.
+    // Except for the keys, all products are computed for a single step.
     assert!(
         complete.to_string().contains("product in[3, 4]") && !narrow.to_string().contains("product in[3, 4]"),
         "{narrow}"

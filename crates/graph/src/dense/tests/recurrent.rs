@@ -43,7 +43,7 @@ fn layer(cell: Cell, sizes: Sizes, is_reverse: bool, has_states: bool, has_lengt
     let made = if graph.values[made].side == Side::Pair {
         made
     } else {
-        // The result of a user's sequence, beside a row.
+        // Repeats the result of a user's sequence for every row, because outputs are row values.
         let (shape, count) = (graph.shape(made).to_vec(), graph.values[made].count());
         graph.pick(made, (0..count as u32).collect(), shape, Some(0)).unwrap()
     };

@@ -1,4 +1,4 @@
-//! Rerankers over fields of the user and of the item: what belongs to one of them is computed apart.
+//! Rerankers over fields of the user and of the item: computations on one side's fields alone are separated.
 
 use super::super::separate::separated;
 use super::super::split::{best_cut, split};

@@ -116,7 +116,7 @@ pub struct Gradients {
     pub shared: Vec<Vec<f32>>,
     /// Gradients of all parameters, summed over rows.
     pub parameters: Vec<f32>,
-    /// Gradient sums per micro-batch, added in pairs; filled by [`TrainableGraph::backward_by_micro_batch`].
+    /// Gradient sums of micro-batches, added in tree order; filled by [`TrainableGraph::backward_by_micro_batch`].
     pub micro_batches: TreeSum,
 }
 

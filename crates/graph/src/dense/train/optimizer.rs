@@ -28,7 +28,7 @@ pub struct OptimizerSpec {
     /// Decay rates of the moments of Adam and AdamW, 0.9 and 0.999.
     #[serde(default = "betas")]
     pub betas: [f32; 2],
-    /// Added to the root; none means 1e-10 for Adagrad, 1e-8 for Adam and AdamW.
+    /// Added to the root; `None` means 1e-10 for Adagrad, and 1e-8 for Adam and AdamW.
     #[serde(default)]
     pub epsilon: Option<f32>,
     /// Weight decay.

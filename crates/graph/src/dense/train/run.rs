@@ -88,7 +88,7 @@ impl Pass {
     }
 }
 
-/// Turn-taking of workers: `next` is the index of the task whose `then` may run; `None` after a worker panicked.
+/// Order of the workers: `next` is the index of the task whose `then` may run; `None` after a worker panicked.
 struct Turn<'a, T> {
     next: Option<usize>,
     then: &'a mut (dyn FnMut(&mut T) + Send),

@@ -4,7 +4,7 @@ use super::run::Rows;
 use sterling_kernels::cpu::Kernels;
 use sterling_kernels::cpu::dense::Outer;
 
-/// A sum over rows: of `leftᵀ right`, to which each row contributes `runs` matrix rows, or of the matrix rows of
+/// A sum over rows: of `leftᵀ right`, where each row contributes `runs` matrix rows of both, or of the matrix rows of
 /// `right` alone.
 #[derive(Clone, Debug)]
 pub(super) struct Sum {

@@ -295,8 +295,8 @@ fn moves(operator: &str) -> bool {
         || matches!(operator, "Pad" | "ScatterElements" | "ScatterND" | "Trilu" | "ReverseSequence" | "Dropout")
 }
 
-/// Returns whether an operator with a saturated integer as input `n` returns that integer, or the correct result:
-/// operators that move numbers, extremes, and indices, which select nothing either way.
+/// Returns whether an operator with a saturated integer as input `n` returns that integer, or the correct result. Such
+/// operators move numbers, select extremes, or index with the integer, which selects nothing in either case.
 fn keeps_saturated(operator: &str, n: usize) -> bool {
     match operator {
         "Max" | "Min" | "Clip" | "ReduceMax" | "ReduceMin" | "Shape" | "Size" => true,

@@ -90,7 +90,8 @@ fn interrupted_publications_are_no_versions_and_are_removed() {
     let bench = Bench::new();
     put(&bench.store("a"), 1).unwrap();
     let mut complete = vec![1];
-    // The process ends at each of its writes in turn: from then on the bucket is down for it.
+    // The process is killed at each of its writes in turn, simulated by a bucket that is unavailable from this write
+    // on.
     for writes in 4..20 {
         let store = bench.store(&format!("killed {writes}"));
         store.prove().unwrap();
