@@ -47,7 +47,7 @@ LINK = re.compile(r"!?\[([^\[\]]*(?:\[[^\]]*\][^\[\]]*)?)\]\(\s*<?([^)\s>]+)>?(?
 DEFINITION = re.compile(r"^\s{0,3}\[([^\]]+)\]:\s+(\S+)")
 SPAN = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.DOTALL)
 SENTENCE_END = re.compile(rf"(?<=[.!?])[\"')\]*]*\s+(?=[\"'(\[*]*[A-Z0-9{CODE}])")
-ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|vs|cf|etc|no)\.$", re.IGNORECASE)
+ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|vs|cf|al|etc|no)\.$", re.IGNORECASE)
 
 
 @dataclass
@@ -258,7 +258,18 @@ def rust_texts(source: str) -> list[tuple[int, str]]:
             text = match.group("rawtext") or match.group("text") or ""
             if " " in text:
                 strings.append((line, re.sub(r"\\\n\s*", "", text).replace("\\n", " ")))
-    return joined(comments) + strings
+    return joined(outside_fences(comments)) + strings
+
+
+def outside_fences(comments: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Returns the lines of comments without the examples of documentation comments."""
+    kept, is_code = [], False
+    for line, text in comments:
+        if text.startswith("```"):
+            is_code = not is_code
+        elif not is_code:
+            kept.append((line, text))
+    return kept
 
 
 def python_texts(source: str) -> list[tuple[int, str]]:
