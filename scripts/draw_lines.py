@@ -62,7 +62,7 @@ def main() -> None:
     for title, all_lines, count in (("comments", comments, COMMENTS), ("messages", messages, MESSAGES)):
         print(f"{count} of {len(all_lines)} {title}, seed {seed}")
         for place, text in sorted(chance.sample(all_lines, count)):
-            print(f"  {place}: {text}")
+            print(f"  {place}: {' '.join(text.split())}")
 
 
 if __name__ == "__main__":
