@@ -204,7 +204,7 @@ fn model(info: &ModelInfo) -> Result<()> {
         say(format_args!("  vector  {:20} {} in {}", vector.name, vector.width, vector.format))?;
     }
     for input in &info.inputs {
-        say(format_args!("  input   {:20} of the {} {:?}", input.name, input.whose, input.shape))?;
+        say(format_args!("  input   {:20} one per {}, shape {:?}", input.name, input.whose, input.shape))?;
     }
     for column in &info.columns {
         let filter = if column.filter { "filterable" } else { "returned only" };

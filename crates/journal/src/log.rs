@@ -531,7 +531,8 @@ fn stopped(why: &str) -> String {
 /// Returns the message of a missing last segment, after which appends are rejected.
 fn lost(e: &IoError) -> String {
     format!(
-        "journal: rejects updates until its last segment is restored; merge the visible updates before a restart: {e}"
+        "journal: rejects updates until the file of its last segment is moved back; otherwise save the updates \
+         in a version by `items:merge` before a restart: {e}"
     )
 }
 
@@ -545,7 +546,8 @@ fn changed(segment: &Segment) -> Option<String> {
     };
     let first = segment.first;
     Some(format!(
-        "journal: updates from position {first} on would be missing after a restart, merge these updates first: {what}"
+        "journal: updates from position {first} on would be missing after a restart, save them in a version by \
+         `items:merge` first: {what}"
     ))
 }
 

@@ -336,7 +336,11 @@ impl Source {
             // A column requested by its number has that number as its name.
             let place = |items: &Items| items.columns().iter().position(|key| key.name == column);
             let places: Option<Vec<usize>> = rows.iter().map(place).collect();
-            let none = || Error::invalid(format!("output `{name}`: expected the column's name"));
+            let none = || {
+                Error::invalid(format!(
+                    "output `{name}`: the answer has no such column, expected the name of a requested column"
+                ))
+            };
             return Ok((Source::Column(places.ok_or_else(none)?), "BYTES"));
         }
         Ok(match name {

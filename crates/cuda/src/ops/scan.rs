@@ -132,7 +132,8 @@ impl Collection {
         let (queries, groups) = (wanted.len(), dimension.div_ceil(4));
         if excluded.len() != queries || room > u32::MAX as usize {
             return Err(Error::internal(format!(
-                "{queries} queries have {} lists of excluded slots and room for {room} candidates, expected a list each and 32-bit room",
+                "got {} lists of excluded slots for {queries} queries, and room for {room} candidates; expected one \
+                 list per query, and room for fewer than 2^32 candidates",
                 excluded.len()
             )));
         }

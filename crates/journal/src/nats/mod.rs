@@ -276,7 +276,8 @@ impl Journal for StreamJournal {
         });
         let away = state.away.as_ref().map(|why| {
             format!(
-                "stream `{}`: {why}; updates are rejected until the stream is back; merge the visible updates before a restart",
+                "stream `{}`: {why}; updates are rejected until the stream is back; save the applied updates in a \
+                 version by `items:merge` before a restart",
                 self.remote.name
             )
         });

@@ -41,7 +41,8 @@ pub(super) fn check_vectors(job: &JobFolder<PartTerms>, parts: &[PieceNote<PartI
     for (unit, part) in parts.iter().enumerate() {
         if let Some(first) = part.holds.first_row.filter(|first| *first != before) {
             return Err(Error::conflict(format!(
-                "{}: {before} items precede {}, expected {first} as when it was embedded; remove this folder to rebuild it",
+                "{}: its vectors begin at row {first} of the vector file, but {before} items precede {}; remove the \
+                 folder to rebuild it",
                 job.part(unit).display(),
                 job.units()[unit].input.display()
             )));

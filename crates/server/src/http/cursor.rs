@@ -117,7 +117,7 @@ pub(super) fn alone(cursor: Option<&String>) -> Result<()> {
 /// Returns an error for pages of a model with several queries, if the request does not set `candidates`.
 pub(super) fn error_without_candidates() -> Error {
     Error::unsupported(
-        "field `cursor`: pages of a model with several queries are slices of its candidates, expected `candidates`",
+        "field `cursor`: got no `candidates`, expected a number of candidates, because the model has several queries",
     )
 }
 

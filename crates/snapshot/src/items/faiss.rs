@@ -314,10 +314,9 @@ fn read_sizes(reader: &mut Reader<'_>, lists: usize) -> Result<Vec<u64>> {
     for &[list, size] in pairs {
         // Faiss writes the sizes in one iteration over the lists, so list numbers ascend.
         if list < next || list >= lists as u64 {
-            return Err(reader.corrupt(format!(
-                "the size of list {list} follows, expected a list number of {next} to {}",
-                lists - 1
-            )));
+            return Err(
+                reader.corrupt(format!("got the size of list {list}, expected that of list {next} to {}", lists - 1))
+            );
         }
         sizes[list as usize] = size;
         next = list + 1;

@@ -198,7 +198,7 @@ fn contradictory_fields_are_rejected() {
         ("residual", vec![7], "by residual: got 7"),
         ("inverted lists", numbers::<8>(&[2]), "2 lists of 2 bytes per code, expected 3 lists of 2"),
         ("sizes", b"full".to_vec(), "sizes of 4 lists, expected 3"),
-        ("size pairs", numbers::<8>(&[1, 2, 0, 1]), "size of list 0 follows, expected a list number of 2 to 2"),
+        ("size pairs", numbers::<8>(&[1, 2, 0, 1]), "size of list 0, expected that of list 2 to 2"),
         ("size pairs", numbers::<8>(&[0, 1, 3, 2]), "size of list 3"),
         ("size pairs", numbers::<8>(&[0, u64::MAX, 1, 2]), "codes of list 0 take 18446744073709551615 × 2"),
         ("map ids", numbers::<8>(&[100, 101]), "ids of the map take 3 × 8 bytes, the file has 16 more"),

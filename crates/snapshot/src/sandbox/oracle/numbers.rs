@@ -157,7 +157,7 @@ fn function(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Option<Array
         "Neg" => i64::wrapping_neg,
         "Sign" => i64::signum,
         "Relu" => |n| n.max(0),
-        _ => return Err(Stop::Unknown(format!("operator `{operator}` with integers"))),
+        _ => return Err(Stop::Unknown(format!("operator `{operator}` with integer inputs"))),
     };
     let made = a.wholes()?.iter().map(|&n| whole(n)).collect();
     Ok(Some(Array::whole(a.element, a.shape.clone(), made)))
@@ -237,7 +237,7 @@ fn two(call: &Call<'_>, a: &Array, b: &Array, arithmetic: &mut Arithmetic) -> Re
                     x
                 }
             }
-            _ => return Err(Stop::Unknown(format!("operator `{operator}` with integers"))),
+            _ => return Err(Stop::Unknown(format!("operator `{operator}` with integer inputs"))),
         });
     }
     Ok(Array::whole(a.element, shape, made))

@@ -120,7 +120,7 @@ fn reduced(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> 
             "ReduceL1" => numbers.iter().fold(0, |sum: i64, n| sum.wrapping_add(n.wrapping_abs())),
             "ReduceSumSquare" => numbers.iter().fold(0, |sum: i64, n| sum.wrapping_add(n.wrapping_mul(*n))),
             "ReduceProd" => numbers.iter().fold(1, |product: i64, n| product.wrapping_mul(*n)),
-            _ => return Err(Stop::Unknown(format!("operator `{operator}` with integers"))),
+            _ => return Err(Stop::Unknown(format!("operator `{operator}` with integer inputs"))),
         });
     }
     Ok(Array::whole(a.element, shape, made))

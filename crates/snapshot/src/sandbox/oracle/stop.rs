@@ -14,7 +14,7 @@ pub(crate) enum Stop {
 impl std::fmt::Display for Stop {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Stop::Unknown(what) => write!(f, "{what} is not known to the comparison"),
+            Stop::Unknown(what) => write!(f, "{what} is not supported by the independent evaluation"),
             Stop::TooLarge => write!(f, "the graph is too large to be evaluated twice"),
             Stop::Invalid(what) => write!(f, "{what}"),
         }
