@@ -25,10 +25,10 @@ const LISTED_MIN: usize = 2;
 /// Minimum number of strays (rows unlike those the lists were trained on) that get several own lists instead of one:
 /// scanning fewer strays takes less time than the rest of a request.
 const RANKED_MIN: usize = 2048;
-/// Number of own lists per square root of the number of strays, as in a snapshot, and minimum rows per own list.
+/// Number of lists for strays per square root of the number of strays, as in a snapshot, and minimum rows per list.
 const OWN_PER_ROOT: f64 = 4.0;
 const OWN_ROWS_MIN: usize = 32;
-/// Factor for the score raise of an own list (a list of strays): its rows' distance to their centroid beyond that of
+/// Factor for the increase of the score of a list of strays: its rows' distance to their centroid beyond that of
 /// rows of the index, divided by √D, is multiplied by this factor. The factor exceeds 1 because the rows of a cluster
 /// differ mostly in few dimensions, and in these by more than the mean over all dimensions.
 const RAISE: f32 = 4.0;
@@ -78,7 +78,7 @@ impl Assigner {
     }
 
     /// Returns true if a vector `[D]`, assigned to `list`, is a stray: unlike the rows that the lists were trained on, so that it
-    /// belongs in an own list.
+    /// belongs in a list that the snapshot does not have.
     pub fn is_stray(&self, vector: &[f32], list: u32) -> bool {
         let centroid = &self.centroids.rows[list as usize * self.dimension..][..self.dimension];
         self.lists() > 1 && self.residuals.is_stray(vector, centroid)

@@ -142,7 +142,8 @@ impl DeviceIndex {
     }
 
     /// Copies this GPU's partition of another index into the spare slots from `first` on, a multiple of a block.
-    /// Returns the location of the copied items: in lists like those of this index, or in own lists.
+    /// Returns the location of the copied items: in lists like those of this index, or in lists that only the other
+    /// index has.
     ///
     /// # Errors
     /// `Internal` for an index with other row formats or without enough slots; `Unavailable` if the GPU does not answer.

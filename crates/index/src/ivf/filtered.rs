@@ -242,7 +242,8 @@ impl<'a, 'w> Filtered<'a, 'w> {
         self.counters.probe_time = start.elapsed();
     }
 
-    /// Scores the ranked own lists of the segments, which are numbered after those of the index.
+    /// Scores the lists that only one segment has, if they are selected by score. They are numbered after those of the
+    /// index.
     fn score_own_lists(&mut self) {
         let lists = self.lists();
         let Filtered { union, query, scratch, .. } = self;

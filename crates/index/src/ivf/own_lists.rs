@@ -1,9 +1,11 @@
-//! Own lists of a delta index, for rows that do not fit the lists of its snapshot.
+//! Own lists of a delta index: inverted lists for rows that do not fit the lists of its snapshot.
 //!
-//! A search scans an own list if the list scores at least as high as the last snapshot list that the search scans. Own
-//! lists thus cost nothing for queries unlike their rows. If the rows of an own list are farther from their centroid
-//! than rows of the snapshot are, the score of the centroid is too low for some rows. The score of the list is then
-//! raised by the expected excess. If only few rows do not fit, they are in a single list that every search scans.
+//! The other lists of a delta index have the centroids of the snapshot's lists and are scanned with these. A search
+//! scans an own list if its centroid scores at least as high as that of the last snapshot list that the search scans.
+//! Own lists thus cost nothing for queries unlike their rows. If their rows are farther from the centroid than rows of
+//! the snapshot are from theirs, some rows score higher than the centroid's score suggests. The score of the list is
+//! then raised by the expected excess. If only few rows do not fit, they are in a single list that every search scans;
+//! several lists are called *ranked*, because they are selected by score.
 
 use super::kmeans::blocked;
 use super::quantize::Quantized;
@@ -16,7 +18,8 @@ use sterling_kernels::cpu::kernels::{BLOCK, Blocks, Staging};
 pub struct OwnLayout {
     /// Index of the delta's first own list; all lists before this index are those of the snapshot.
     pub first: usize,
-    /// Score raise of each own list for a query of length 1; `None` for a single list, which every search scans.
+    /// Increase of the score of each own list, for a query of length 1; `None` for a single list, which every search
+    /// scans.
     pub raises: Option<Vec<f32>>,
 }
 
@@ -36,21 +39,21 @@ pub(super) struct OwnLists {
 pub(super) struct RankedLists {
     codes: Vec<u8>,
     scales: Vec<f32>,
-    /// Score raise of each list, for a query of length 1.
+    /// Increase of the score of each list, for a query of length 1.
     raises: Vec<f32>,
 }
 
-/// Buffers for scoring own lists, reused between calls.
+/// Buffers for scoring the own lists of delta indexes, reused between calls.
 #[derive(Debug, Default)]
 pub(super) struct OwnScratch {
     slots: Vec<u32>,
-    /// Scores of the own lists of one index.
+    /// Score of each own list of one delta index.
     pub(super) scores: Vec<f32>,
-    /// Own lists that a search scans.
+    /// Own lists of that delta index that a search scans.
     pub(super) chosen: Vec<ListId>,
 }
 
-/// Query in the form that own lists are scored with.
+/// Query in the form with which the centroids of own lists are scored.
 #[derive(Clone, Copy)]
 pub(super) struct OwnQuery<'a> {
     pub(super) int8: &'a Quantized,

@@ -22,8 +22,9 @@ const CHUNKS_PER_PROBES: usize = 2;
 /// A search without calibration ends when a step yielded fewer new candidates than this share of K0.
 const YIELD_SHARE_MIN: f64 = 0.005;
 
-/// Ratio of the passing items that a filtered search scans to the number that it needs, if it continues only because
-/// too few items pass (measured with the random filters of the tests of `search`).
+/// Factor of the cost estimate for a filtered search that scanned `probes` lists but continues until enough items
+/// pass: the search scans this many times the passing items that it needs (measured with the random filters of the
+/// tests of `search`).
 const BEYOND_ENOUGH: f64 = 2.0;
 
 /// Number of lists to probe, and when to stop.
@@ -217,7 +218,7 @@ pub struct Scratch {
     pub(super) lengths: Vec<u32>,
     /// Selects the best lists if their number is known in advance.
     pub(super) coarse: Selector,
-    /// Scores of own lists of segments.
+    /// Scores of the lists that a segment does not share with the snapshot.
     pub(super) own: OwnScratch,
 }
 

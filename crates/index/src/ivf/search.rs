@@ -30,8 +30,8 @@ impl Union<'_> {
     /// to hold too little of the best K0 and at least `least` items passed. With a filter and no termination criterion,
     /// all lists are scanned if the pass rate is low; if it is not low, the search continues beyond `probes` until K0
     /// items passed and further lists yield hardly any better ones. The number `probes_max` limits both kinds of
-    /// filtered search. Lists that every search scans are scanned in addition. Without a filter, ranked own lists of
-    /// segments are scanned if they score at least as high as the last list of the index.
+    /// filtered search. Lists that every search scans are scanned in addition. Without a filter, the other lists that
+    /// only one segment has (`own_lists`) are scanned if they score at least as high as the last list of the index.
     pub fn search(
         &self,
         vector: &[f32],

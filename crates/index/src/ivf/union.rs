@@ -1,10 +1,10 @@
 //! Search of an index and its delta segments as one.
 //!
-//! Lists are scored and selected once, by the index. Segments that share these lists are scanned in the selected lists;
-//! a segment with a single own list is scanned entirely. Of a segment with several own lists (`own_lists`), the lists
-//! are scanned that score at least as high as the last selected list. All segments add their items to one top-k
-//! selector, under slots that are numbered over all segments. The result is therefore that of one index of all items
-//! over the same lists, and a segment costs no more than its blocks.
+//! Lists are scored and selected once, by the index. Segments that share these lists are scanned in the selected lists.
+//! A segment may have own lists, which it does not share (`own_lists`). A single own list is scanned by every search.
+//! Of several own lists, which are called ranked, those are scanned that score at least as high as the last selected
+//! list. All segments add their items to one top-k selector, under slots that are numbered over all segments. The
+//! result is therefore that of one index of all items over the same lists, and a segment costs no more than its blocks.
 
 use super::first_pass::{ItemCodes, Tables};
 use super::own_lists::{OwnLists, OwnQuery, OwnScratch, RankedLists};
@@ -22,7 +22,7 @@ const ROWS_AT_ONCE: usize = 1024;
 /// Segment of a union: an index with the offset of its slots.
 #[derive(Clone, Copy, Debug)]
 pub struct Member<'a> {
-    /// Index of the items, in the lists of the union, in own lists, or in both.
+    /// Index of the items: in the lists that all segments share, in own lists of this segment, or in both.
     pub index: &'a Index,
     /// Index of the segment's slot 0 in the union.
     pub first_slot: u32,
@@ -65,7 +65,8 @@ impl Union<'_> {
         (first as u32..lists as u32).map(ListId)
     }
 
-    /// Returns the length of each list over the segments that use it, followed by the lengths of the ranked own lists.
+    /// Returns the length of each shared list, summed over the segments that use it. The lengths of the lists that only
+    /// one segment has follow, if searches select among these by score.
     pub(super) fn list_lengths(&self, lengths: &mut Vec<u32>) {
         lengths.clear();
         lengths.resize(self.lists.lists(), 0);

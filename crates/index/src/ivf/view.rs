@@ -71,7 +71,7 @@ pub struct Index {
     pub(super) penalties: Buffer<f32>,
     pub(super) rows: WideRows,
     pub(super) first_pass: Option<ItemCodes>,
-    /// Own lists of a delta index.
+    /// Lists of a delta index that it does not share with its snapshot (`own_lists`).
     pub(super) own: Option<OwnLists>,
     items: usize,
 }
@@ -169,7 +169,7 @@ impl Index {
         }
     }
 
-    /// Declares some lists as own lists of a delta index.
+    /// Declares the last lists of a delta index as its own, not shared with the snapshot.
     pub fn with_own_lists(mut self, OwnLayout { first, raises }: OwnLayout) -> Self {
         let items = self.list_lengths[first..].iter().map(|&length| length as usize).sum();
         let centroids = &self.centroids[first * self.dimension..];
@@ -178,7 +178,7 @@ impl Index {
         self
     }
 
-    /// Returns the number of lists that are not own lists; in a delta index these are shared with the snapshot.
+    /// Returns the number of lists that a delta index shares with its snapshot; for other indexes, of all lists.
     pub fn shared_lists(&self) -> usize {
         self.own.as_ref().map_or(self.lists(), |own| own.first)
     }

@@ -9,9 +9,9 @@
 //! 5. Candidates selected by int8 scores are scored again by their rescoring rows. Somewhat more than K0 are selected for that,
 //!    so that rounding near the cutoff has no effect.
 //!
-//! Items added after the catalogue was built are in further segments: over the lists of the first segment, in a single list,
-//! or in own lists. All segments are searched as one ([`ivf::Union`]): lists are selected once, and candidates of all
-//! segments are selected, verified and rescored together. Deleted items have a tombstone.
+//! Items added after the catalogue was built are in further segments: over the lists of the first segment, in a single
+//! list, or in lists of their own. All segments are searched as one ([`ivf::Union`]): lists are selected once, and
+//! candidates of all segments are selected, verified and rescored together. Deleted items have a tombstone.
 //!
 //! If the index has first-pass codes, a query may scan these in place of int8 rows; with a filter only the passing
 //! items. More candidates are selected in that case; all else is the same. Delta segments have int8 rows only. Code
@@ -49,7 +49,7 @@ pub struct Catalogue<'a> {
 /// Segment of a catalogue.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
-    /// Item index: over the lists of the first segment, in one list, or in own lists.
+    /// Item index: over the lists of the first segment, in one list, or in lists that only this segment has.
     pub index: &'a ivf::Index,
     /// Planes and posting lists of the segment's items.
     pub filter: &'a filter::Index,
