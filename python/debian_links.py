@@ -27,8 +27,11 @@ LINKED_LEAST, EASE_LEAST = 2, 3
 
 
 def matched(lists, number):
-    """Matches lists [Q, S, 3 * m] with candidates by their number [Q, K0, 2]; returns, each [Q, K0], the sum of the weights,
-    the sum of the roots of the positive ones, and the largest."""
+    """Finds candidates in the lists of each user, [Q, S, 3 * m], which hold packages and their weights.
+
+    A package is an index in two digits of base 256, also in `number` [Q, K0, 2], the candidates. Returns three values per
+    candidate, [Q, K0], over its entries in the lists: the sum of the weights, the sum of the square roots of the positive
+    weights, and the largest weight."""
     high, low, code = lists.reshape(-1, lists.shape[1], 3, lists.shape[2] // 3).unbind(2)
     listed, code = (part.reshape(-1, 1, lists.shape[1] * (lists.shape[2] // 3)) for part in (high * 256 + low, code - 128))
     weight = code * code.abs() * (WEIGHT_MAX / 127**2) * listed.clamp(max=1)

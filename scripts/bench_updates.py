@@ -383,7 +383,7 @@ def new_kinds():
         part = published(f"kinds-{geometry}-{ITEMS}", range(ITEMS), old)
         for size in (1, 1000):
             name, at = f"kinds-{geometry}-{size}", 0
-            # Updates one by one are slow at a million items: only up to a thousandth.
+            # Above 100,000 items, updates of single items stop at 0.1 % new items, because more would take long.
             shares = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1] if size > 1 or ITEMS <= 100_000 else [0.0002, 0.001]
             with serving(copied(part, name), f"{name}-updates") as server:
                 connection = server.connect(600)

@@ -4,7 +4,8 @@ product with all items and topk (cuBLAS and torch.topk).
 
     scripts/gpu_peers.py ITEMS[,ITEMS…] [--device cuda]
 
-Uses half precision on a GPU and single precision on a CPU, which only tests the script. Prints lines of the table.
+Uses half precision on a GPU and single precision on a CPU, which only tests the script.
+Prints rows of that Markdown table.
 """
 
 import argparse

@@ -30,7 +30,7 @@ class Run:
         self.program, self.folder, self.seed = program, folder, seed
 
     def train(self, package, events, out, *flags):
-        """Trains a package on events; the program's output."""
+        """Trains a package on events; returns the report that the program prints last."""
         shutil.rmtree(self.folder / out, ignore_errors=True)
         command = [self.program, "train", package, "--events", *events, "--out", self.folder / out, "--seed", self.seed, *flags]
         done = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -39,7 +39,7 @@ class Run:
         return json.loads(done.stdout.splitlines()[-1])
 
     def from_scratch(self, events, out):
-        """Several passes over shuffled events, none of them ranked."""
+        """Trains from scratch in several passes over shuffled events, none of which is ranked before it is learned."""
         package = self.folder / "untrained"
         prepare.train_section(package, batch=256)
         told = self.train(package, events, out, "--epochs", EPOCHS, "--shuffle", 100_000, "--judge", 0)

@@ -324,8 +324,10 @@ class _Draft:
         return feature
 
     def input_of(self, side: str, name: str, *, is_fed: bool = True) -> Any:
-        """Returns the feature of an input; None if no feature feeds it. With ``is_fed``, a feature of a TorchRec collection need not
-        be declared."""
+        """Returns the feature of an input; None if no feature feeds it.
+
+        With ``is_fed``, the input may also be a feature of a TorchRec collection that is not declared.
+        """
         from .graphs import Port
 
         for feature in self.features.get(side, ()):

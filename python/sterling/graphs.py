@@ -83,6 +83,7 @@ class Examples:
         rows = {port.name: port.shape[:-1] for port in inputs if port.is_sequence}
         #: Axes of each sequence; the last axis is its length.
         self.sequences = rows | masks
+        #: Lengths to test of each sequence, in a random order after 0.
         self.lengths: dict[str, torch.Tensor] = {}
         for name, shape in self.sequences.items():
             length = int(shape[-1])
@@ -92,7 +93,7 @@ class Examples:
         self.drawn: dict[str, int] = {}
 
     def at(self, sizes: Mapping[str, int]) -> list[torch.Tensor]:
-        """Returns inputs of these sizes; every call continues the sequence of lengths where the previous call stopped."""
+        """Returns inputs of these sizes, with the next sequence lengths to test after those of the previous call."""
         import torch
 
         masks = {}

@@ -61,7 +61,10 @@ def _absolute(what: str, path: Path) -> str:
 
 
 class Worker:
-    """A process that scores the files of a job by their numbers. The worker process ends with this process, or with the ``with`` block."""
+    """A process that scores files of a job, each named by its index in the job.
+
+    The worker process ends with this process, or with the ``with`` block.
+    """
 
     def __init__(self, arguments: Sequence[str], *, threads: int | None = None, program: Path | None = None):
         """Starts the process and waits until it has loaded its model; raises `ProgramError` with the output of a process that ends before."""
@@ -95,7 +98,9 @@ class Worker:
         return self._process.pid
 
     def score(self, unit: int) -> dict[str, Any]:
-        """Scores a file and returns the report of the program: ``done``, and ``counts`` or ``code``, ``retryable`` and ``error``.
+        """Scores the file with index ``unit``, below ``units``, and returns the report of the program.
+
+        The report has ``done``, and ``counts`` or ``code``, ``retryable`` and ``error``.
 
         Raises `ProgramError` if the process has ended.
         """

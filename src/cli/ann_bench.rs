@@ -268,7 +268,8 @@ impl AnnBench {
         });
         let recalls = self.recall.iter().copied().map(ProbeSource::Recall);
         let cheapest = recalls.clone().filter(|_| self.cheapest).map(|asked| (asked, true));
-        // The `cheapest` search runs before the plain recalls, because its searches warm the caches for both measurements.
+        // Runs with `cheapest` search many times and so warm the caches. They come first, so that the runs with
+        // calibrated numbers of lists, to which they are compared, find warm caches too.
         let asked = asked.map(|asked| (asked, false)).chain(cheapest).chain(recalls.map(|asked| (asked, false)));
         let asked: Vec<(ProbeSource, bool)> = asked.collect();
         for &k in &self.k {

@@ -56,7 +56,7 @@ impl StoreArgs {
         Store::open(&self.store, &self.options())
     }
 
-    /// Returns the arguments for a store that another argument of the command names.
+    /// Returns the arguments for a store that a command takes by an argument other than `--store`.
     pub(super) fn of(store: &Path) -> Self {
         StoreArgs { store: store.to_owned(), cache: std::env::var_os("STERLING_CACHE__FOLDER").map(Into::into) }
     }

@@ -59,12 +59,12 @@ pub struct Load {
     pub connections: usize,
     /// Number of additional idle connections.
     pub idle_connections: usize,
-    /// Number of additional connections that send requests of the first class with a thousand results and read the answers very
-    /// slowly.
+    /// Number of additional connections that send requests of the first of the `classes` with a thousand results and
+    /// read the answers very slowly.
     pub slow_readers: usize,
-    /// Latency bound for the first class.
+    /// Latency bound for the first of the `classes`.
     pub bound: Option<Bound>,
-    /// Maximum number of retained answers of the first class with status 200.
+    /// Maximum number of retained answers to the first of the `classes` with status 200.
     pub kept: usize,
     /// Seed of the request times and of the order of bodies.
     pub seed: u64,

@@ -51,9 +51,9 @@ impl Peak {
     }
 }
 
-/// Searches the peak rate of the first class, starting at `first`; `run` runs the load at a rate. With a latency bound, a rate is
-/// sustained if its run is valid. A rate whose runs are repeatedly void counts as not sustained; if such a rate bounds
-/// the peak, the peak contains the reason.
+/// Searches the peak rate of the first class of requests, starting at `first`; `run` runs the load at a rate. With a
+/// latency bound, a rate is sustained if its run is valid. A rate whose runs are repeatedly void counts as not
+/// sustained; if such a rate bounds the peak, the peak contains the reason.
 ///
 /// # Errors
 /// Errors of `run`.

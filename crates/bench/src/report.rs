@@ -187,7 +187,7 @@ pub struct Report {
     /// Quality of the answers, if a sample of them was repeated with exact search.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quality: Option<Quality>,
-    /// Sampled answers of the first class.
+    /// Sampled answers to the first of the `classes` of requests.
     #[serde(skip)]
     pub kept: Vec<TimedAnswer>,
 }

@@ -122,8 +122,8 @@ impl Setting {
         self.values.iter().cloned().collect()
     }
 
-    /// Applies the setting to the first class of a load; the values of `filter` are names in `filters`. Rates count
-    /// users, so calls with lists are sent less often.
+    /// Applies the setting to the first class of requests of a load; the values of `filter` are names in `filters`.
+    /// Rates count users, so calls with lists are sent less often.
     ///
     /// # Errors
     /// An unknown filter name, a rate or lists for a recording, or a `batch` of requests that are lists already.

@@ -52,7 +52,7 @@ pub fn whole(table: &Table) -> Result<Rows<'_>> {
     table.host_rows().ok_or_else(|| not_in_memory_error(table))
 }
 
-/// Returns the bytes of the rows of [`whole`].
+/// Returns the rows of a table that a device may copy, as bytes.
 ///
 /// # Errors
 /// As [`whole`].

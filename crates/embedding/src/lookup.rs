@@ -34,7 +34,7 @@ pub enum Pooling {
 /// A feature that is looked up and pooled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BagConfig {
-    /// Key of the ids.
+    /// Key of the feature in the batch ([`KeyedJaggedTensor`]).
     pub feature: String,
     /// Name of the table.
     pub table: String,
@@ -45,7 +45,7 @@ pub struct BagConfig {
 /// A feature that is looked up without pooling.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SequenceConfig {
-    /// Key of the ids.
+    /// Key of the feature in the batch ([`KeyedJaggedTensor`]).
     pub feature: String,
     /// Name of the table.
     pub table: String,

@@ -154,7 +154,8 @@ struct Need {
     writing: u64,
     /// Memory of columns, ids and filter in slot order.
     columns: u64,
-    /// The version in memory, if it answers requests before it is published; otherwise the queries of the calibration.
+    /// Memory of the last phase: the loaded version, if it answers requests before its publication (warm-up, choice of
+    /// the precision), otherwise the calibration.
     answering: u64,
     disk: u64,
 }

@@ -284,8 +284,9 @@ impl Calibration {
         Some(OodProbing { probes: chosen.ood_probes, reach })
     }
 
-    /// Returns the measured numbers of candidates, without a filter, for which no number of probes reaches `recall`, each with the
-    /// recall that is reached. The remaining items are lost when candidates are selected by int8 rows or codes, before rescoring.
+    /// Returns the measured numbers of candidates, without a filter, for which no number of probes reaches `recall`,
+    /// each with the recall that is reached. More probes do not help, because the missing items are lost when int8 rows
+    /// or codes select candidates for rescoring.
     pub fn short_of(&self, recall: f64) -> Vec<(usize, f64)> {
         let Some(target) = self.targets.iter().position(|t| *t >= recall) else { return Vec::new() };
         let all = self.curves.iter().filter(|curve| curve.pass_rate == 1.0);

@@ -8,7 +8,7 @@
 
 use sterling_core::error::{Error, Result};
 
-/// Weight of the newest gap, α in the paper.
+/// Weight of the newest gap in the moving average, α in algorithm 2.
 const NEWEST: f32 = 0.05;
 /// Assumed mean gap of an item that has not occurred yet, in batches.
 const FIRST_GAP: usize = 1000;

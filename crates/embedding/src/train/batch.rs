@@ -127,7 +127,7 @@ impl Features {
         self.is_sorted.fill(false);
     }
 
-    /// Returns the current edition of each table's managed ids.
+    /// Returns, per table, how often its map from managed ids to rows has changed so far; 0 without such a map.
     fn editions(&self) -> impl Iterator<Item = u64> {
         self.ids.iter().map(|ids| ids.as_ref().map_or(0, |ids| ids.edition()))
     }

@@ -132,7 +132,8 @@ impl MasterTable {
         self.partition_reusing(sharding, cuts, |_| None)
     }
 
-    /// Partitions the table; `elsewhere` returns, by index, remote partitions that have their rows and state already.
+    /// Partitions the table. `elsewhere(n)` returns the source of partition `n` if the partition is remote and already
+    /// holds its rows with their optimizer state, which are then not copied.
     ///
     /// # Errors
     /// `Invalid` if the cuts do not cover every number of the table once per replica, or a source has another number or size of

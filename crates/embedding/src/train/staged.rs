@@ -59,7 +59,8 @@ impl Recent {
         state.written.retain(|written| oldest.is_some_and(|oldest| written.version > oldest));
     }
 
-    /// Overwrites rows with their state, `[rows, stride]`, that were read at version `ticket`, with all later updates.
+    /// Applies the updates after version `ticket` to rows that were read at that version: replaces the changed rows in
+    /// `stretches`, the rows with their optimizer state, `[rows, stride]`.
     fn overwrite(&self, ticket: Version, rows: &[u32], stretches: &mut [f32], stride: usize) {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         for written in state.written.iter().filter(|written| written.version > ticket) {

@@ -14,8 +14,8 @@ use super::graph::Graph;
 use super::ir::{Id, Op, broadcast_strides, positions};
 use super::steps::AttentionSizes;
 
-/// Minimum count of numbers in a matrix of queries and keys. Smaller matrices of all rows stay in the caches, where one
-/// operation over all rows costs less than one operation per block of queries.
+/// Minimum number of entries of a `[queries, keys]` matrix for fusion. Smaller matrices of all rows stay in the caches,
+/// where one operation over all rows costs less than one operation per block of queries.
 const MATRIX_MIN: usize = 1024;
 /// Maximum number of values before the last product that are examined.
 const CHAIN_MAX: usize = 48;

@@ -49,7 +49,7 @@ impl Demand {
         shape
     }
 
-    /// Returns the positions of the demanded elements within the complete value.
+    /// Returns the positions of the demanded elements within the value of shape `full`.
     fn positions(&self, full: &[usize]) -> Vec<u32> {
         let own = strides(full);
         let Demand::Part(axis, retained) = self else { return positions(full, &own) };
@@ -63,7 +63,7 @@ impl Demand {
             .collect()
     }
 
-    /// Returns the position, among the demanded elements, of number `n` of the complete value.
+    /// Returns the position, among the demanded elements, of number `n` of the value of shape `full`.
     fn place(&self, full: &[usize], n: u32) -> Option<u32> {
         let Demand::Part(axis, retained) = self else { return Some(n) };
         let inner: usize = full[axis + 1..].iter().product();
@@ -188,8 +188,8 @@ fn reads(graph: &Graph, id: Id, demand: &Demand) -> Option<Vec<(Id, Demand)>> {
     }
 }
 
-/// Recognizes one step of a sequence that a one-hot vector selects, the form in which lookups at an index of the row
-/// are imported. Returns the sequence and the one-hot vector.
+/// Recognizes the selection of one step of a sequence by a one-hot vector: the importer builds this form for a gather
+/// whose index differs per row. Returns the sequence and the one-hot vector.
 fn selection(graph: &Graph, id: Id) -> Option<(Id, Id)> {
     let Op::MatMul(ones, kept) = graph.values[id].op else { return None };
     let Op::Binary(Binary::Keep, hot, values) = graph.values[kept].op else { return None };
@@ -291,7 +291,7 @@ impl Narrower<'_> {
         Ok(made)
     }
 
-    /// Selects the slice of a complete value at the index along an axis that a one-hot vector marks.
+    /// Selects the slice of a value at the index along `axis` that the one-hot vector `hot` marks.
     fn selected(&mut self, id: Id, axis: usize, hot: Id) -> Result<Id> {
         let (made, hot) = (self.whole(id)?, self.whole(hot)?);
         let Value { shape, rows, side, .. } = &self.from.values[id];

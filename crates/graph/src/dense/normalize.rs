@@ -16,8 +16,8 @@ const NUMBERS_MIN: usize = 64;
 #[derive(Clone, Debug)]
 pub(super) enum Normal {
     Softmax,
-    /// Layer normalization: factors of the subtracted means, factor of the mean square, the number added to the mean
-    /// square, and the constants that scale the result and are added to it.
+    /// Layer normalization: per subtracted mean, the factor that makes it from the sum; the factor that makes the mean
+    /// square; the number added to the mean square; and the constants that scale the result and are added to it.
     Layer {
         centre: Vec<f32>,
         share: f32,

@@ -5,7 +5,7 @@
 //! operations keep the segments. A product or a sum over several segments becomes the sum of one result per segment,
 //! and matrix rows of one segment are multiplied separately. The user's segments are then computed once for all
 //! candidates, and those of the row alone may be computed once per item (`split`). Other operations read the
-//! concatenated value.
+//! *complete* value, in which all segments are joined.
 //! This changes the order of sums, which costs a rounding or two.
 
 use std::collections::BTreeMap;
@@ -29,7 +29,7 @@ enum Origin {
 struct Segment {
     /// Flat value of the new graph: `[count]` if only the user's inputs determine it, else `[1, count]`.
     value: Id,
-    /// Position of each number in the complete value.
+    /// Position of each number in the value that all segments make up.
     at: Arc<[u32]>,
 }
 
@@ -75,7 +75,7 @@ pub(super) fn separated(graph: &Graph) -> Result<Option<Graph>> {
 struct Separator<'a> {
     from: &'a Graph,
     to: Graph,
-    /// Complete values of the new graph, in their old shape.
+    /// Per old value, the equal value of the new graph with its segments joined, in the old shape, if it was created.
     made: Vec<Option<Id>>,
     segments: Vec<Option<Vec<Segment>>>,
     /// Old values that are only computed as segments, because they are products of segments.
@@ -83,7 +83,7 @@ struct Separator<'a> {
     readers: Vec<usize>,
     /// Origins of the first values of the new graph.
     origins: Vec<Origin>,
-    /// True if a product or a sum of the user's numbers is computed separately.
+    /// True if some product or sum over the user's numbers is computed once for all candidates.
     is_any_apart: bool,
 }
 
@@ -128,8 +128,8 @@ impl Separator<'_> {
         Ok(())
     }
 
-    /// Returns the complete value of the new graph that equals an old value. Operands are created first, without
-    /// recursion, because graphs may be deep.
+    /// Returns the value of the new graph that equals an old value, with all segments joined. Operands are created
+    /// first, without recursion, because graphs may be deep.
     fn make(&mut self, id: Id) -> Result<Id> {
         let mut stack = vec![id];
         while let Some(&next) = stack.last() {
@@ -235,7 +235,7 @@ impl Separator<'_> {
         Ok(vec![Segment { value, at: (0..count as u32).collect() }])
     }
 
-    /// Joins segments to a complete flat value.
+    /// Joins all segments of a value to one flat value.
     fn joined(&mut self, segments: &[Segment]) -> Result<Id> {
         let mut parts = Vec::new();
         for segment in segments {

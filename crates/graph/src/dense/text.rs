@@ -73,7 +73,8 @@ fn flops(work: &Work) -> u64 {
     flops as u64
 }
 
-/// Describes two plans as compiled in f32.
+/// Describes two plans as compiled in f32. Published versions record a digest of this text (`RowProgram::digest`), so a
+/// change of its wording would be reported as a change of every graph.
 pub(super) fn describe(straight: &Plan, collapsed: &Plan, precision: Precision) -> String {
     let [straight, collapsed] = [straight, collapsed].map(|plan| Text(plan).to_string());
     let precision = match precision {

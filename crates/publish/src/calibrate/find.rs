@@ -97,9 +97,9 @@ pub(super) struct Finder {
 }
 
 impl Finder {
-    /// Finds the best `k` items at each pass rate for up to [`TOGETHER`] queries, given by their numbers `requested`. Each query
-    /// has its own random item sets; pass rates with `k` 0 are skipped. An item is scored once per query, however many item sets
-    /// contain it.
+    /// Finds the best `k` items at each pass rate for up to [`TOGETHER`] queries, given by their indices `requested`.
+    /// Each query has its own random item sets; pass rates with `k` 0 are skipped. An item is scored once per query,
+    /// however many item sets contain it.
     pub(super) fn find(
         &mut self,
         measured: &Measured<'_>,

@@ -195,9 +195,9 @@ struct Counter {
     /// All lists with their scores, best first.
     order: Vec<(ListId, f32)>,
     best: Vec<Scored>,
-    /// Slots with their ranks in one order of the items, sorted by slot.
+    /// Slots with their ranks by approximate score (int8 rows or first-pass codes), sorted by slot.
     placed: Vec<(u32, u32)>,
-    /// Rank of each true best item in that order of the items; `None` if it is not ranked.
+    /// Rank of each true best item by approximate score; `None` if it is not ranked.
     places: Vec<Option<u32>>,
     /// Number of true best items in each list, `[C]`.
     hits: Vec<u32>,
@@ -279,7 +279,7 @@ impl Counter {
         }
     }
 
-    /// Finds the ranks of the true best items in `order`, another order of the same items.
+    /// Finds the ranks of the true best items in `order`, the items by approximate score.
     fn place(&mut self, order: &[Scored], made_of: Option<u32>) {
         let ordered = order.iter().map(|scored| scored.place).filter(|place| Some(*place) != made_of);
         self.placed.clear();

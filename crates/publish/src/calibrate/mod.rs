@@ -202,9 +202,10 @@ fn as_published(folder: &Path) -> Result<Package> {
     Package::open_placed(folder, &Decisions::default(), |_, tables| Ok(tables))
 }
 
-/// Searches the shard of a version whose files are in `folder`, as the calibration of the complete version would do, with the
-/// queries of `source`, otherwise with perturbed items of the complete version. Writes the results to `folder`; skips an index with
-/// a single list. `built` are the items of the shard among the `arranged` ones.
+/// Searches the shard of a version whose files are in `folder`, as the calibration of the complete version would do,
+/// with the queries of `source`, otherwise with vectors of the complete version's items with added noise. Writes the
+/// results to `folder`; skips an index with a single list. `built` is the index of the shard, and `arranged` has all
+/// items of the complete version.
 ///
 /// # Errors
 /// As [`version`].
@@ -269,9 +270,11 @@ pub(super) struct MainCalibration<'a> {
     pub(super) recipe: &'a Recipe,
 }
 
-/// Calibrates the version in `folder`, of which only the index exists so far, with stored queries, otherwise with perturbed items.
-/// For perturbed items, the items in `slots`, which are of new kinds, form one more stratum besides those of earlier merges, and
-/// the strata file is written too. `items` pairs every slot with the id of its item.
+/// Calibrates the merged version in `folder`, of which only the index exists so far, with the stored queries of the
+/// version before the merge. Without stored queries, vectors of items with added noise are the queries. In that case,
+/// recall near the items in `slots`, which are unlike the older items, is measured separately, as for such items of
+/// earlier merges ([`Strata`]), and the queries near all these items are written to `folder` too. `items` pairs every
+/// slot with the id of its item.
 ///
 /// # Errors
 /// As [`kept_queries`] and [`Strata::read`]; `Io`.

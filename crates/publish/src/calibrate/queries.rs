@@ -28,7 +28,7 @@ const PERTURBED_BY: f32 = 0.1;
 const EXCLUDED: &str = "queries_excluded";
 const EXCLUDED_COUNTS: &str = "queries_excluded_counts";
 
-/// Source of queries that are perturbed items.
+/// Source of queries that are perturbed items: vectors of items with added noise.
 pub(super) const OF_ITEMS: &str = "perturbed items";
 
 /// Queries for a calibration.

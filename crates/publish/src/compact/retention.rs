@@ -34,7 +34,7 @@ pub fn release(registry: &Registry, store: &Store, feeds: &UpdateFeeds, model: &
         let main = loaded.view().main().clone();
         let (topic, position) = (main.manifest.topic(), main.manifest.position);
         let behind = store.position_after_checkpoint(model, loaded.version())?.unwrap_or(position);
-        // A labelled shard continues to receive updates, but the state under the label is retained.
+        // A label on a version with shards retains its complete journal, regardless of checkpoints.
         let is_held = topic.shard.is_some() && labels.values().any(|version| *version == loaded.version());
         need(topic, if is_held { 0 } else { behind.min(position) });
     }

@@ -63,7 +63,8 @@ impl Wire {
     async fn with<T>(&mut self, what: impl Future<Output = T>) -> T {
         let mut what = pin!(what);
         poll_fn(|cx| {
-            // Polling the connection sends what `what` has written, and reads what the second poll of `what` returns.
+            // The connection sends the request that the first poll of `what` wrote. If the answer arrives meanwhile,
+            // the second poll returns it.
             if let Poll::Ready(done) = what.as_mut().poll(cx) {
                 return Poll::Ready(done);
             }

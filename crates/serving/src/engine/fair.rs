@@ -136,7 +136,7 @@ impl<J> Fair<J> {
         }
     }
 
-    /// Removes a request by its number; `None` if it is not queued here.
+    /// Removes the request with this id; `None` if it is not queued here.
     pub(super) fn remove(&mut self, flow: Flow, id: u64) -> Option<Entry<J>> {
         if !self.callers.contains_key(&flow) {
             return None;

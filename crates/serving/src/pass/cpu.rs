@@ -1,5 +1,6 @@
-//! The pass on a CPU. `embed` does steps 1 and 2, `prepare` has done step 3, and a search does steps 4 to 8. Search results
-//! arrive query by query: `answers` runs steps 9 to 11 (`rerank`) once a request's queries are complete, and answers the request.
+//! The pass on a CPU; the parent module numbers the steps. `embed` does steps 1 and 2, `prepare` has done step 3, and a
+//! search does steps 4 to 8. Search results arrive query by query: `answers` runs steps 9 to 11 (`rerank`) once a
+//! request's queries are complete, and answers the request.
 
 use std::time::Instant;
 

@@ -1,4 +1,5 @@
-//! Between steps 8 and 9: merges the candidates of a user's queries into one list.
+//! Merges the candidates of a user's queries into one list, between rescoring and the reranker (steps 8 and 9 of the
+//! pass).
 
 use sterling_core::units::{ItemId, Slot};
 use sterling_index::ivf::Counters;

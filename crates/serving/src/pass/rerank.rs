@@ -126,8 +126,8 @@ impl Reranker<'_> {
         (self.scratch.values, self.scratch.program) = (values, program);
     }
 
-    /// Step 11: selects the best K candidates by value, without the `undefined` ones that have no score; ties are broken by the
-    /// lower item id.
+    /// Step 11: selects the best K candidates by value, without the `undefined` ones whose score is NaN; ties are
+    /// broken by the lower item id.
     fn top(&mut self, k: usize, candidates: &[(f32, Slot)], undefined: usize) -> Ranked {
         let Scratch { tasks, values, order, .. } = &mut *self.scratch;
         let count = candidates.len();

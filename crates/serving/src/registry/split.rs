@@ -30,7 +30,7 @@ impl<T> CanaryVersion<T> {
 pub struct ShadowVersion<T = Live> {
     /// Version of the shadow.
     pub loaded: Arc<Loaded<T>>,
-    /// Sampling of the requests that are repeated.
+    /// Sampling of the requests that are repeated at the shadow version.
     pub run: Arc<ShadowRun>,
 }
 

@@ -326,7 +326,7 @@ impl View {
         }
     }
 
-    /// Returns the present value of the item in a slot in a column, by the number of the column.
+    /// Returns the present value of the item in a slot, in the column with this index.
     pub fn value_of(&self, column: usize, slot: Slot) -> Value {
         match (self.delta_segment(slot), self.overlay.get(column, slot)) {
             (Some((delta, slot)), _) => stored_value(delta.segment.columns(), column, slot),

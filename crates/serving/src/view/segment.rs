@@ -67,7 +67,7 @@ impl From<&Attribute> for Value {
     }
 }
 
-/// Returns the value of a slot in a column, by the number of the column.
+/// Returns the value of a slot in the column with index `number`.
 pub(crate) fn stored_value(columns: &Columns, number: usize, slot: Slot) -> Value {
     (&Attribute::from(columns.at(number).cell(slot))).into()
 }

@@ -9,7 +9,8 @@ const AMONG_OTHERS: f64 = 1e-5;
 /// Relative tolerance between a row alone and the same row in a batch, if the rounding noise of the computation is
 /// unknown.
 const AMONG_OTHERS_UNKNOWN: f64 = 1e-4;
-/// The scale of a row is at least this fraction of the largest number of ordinary rows.
+/// Tolerances are relative to the largest magnitude of the row, or to this fraction of the largest magnitude in all
+/// samples that are no edge cases, if that is more.
 const LEAST_ROW: f64 = 1.0 / 16.0;
 /// Additional tolerance in multiples of the f32 rounding noise: sums may be in another order, and functions may be off by some
 /// units in the last place.
@@ -104,7 +105,8 @@ impl Expected {
         &self.numbers[n * self.width..][..self.width]
     }
 
-    /// Returns the tolerance of each number of a row. `largest` is the largest magnitude in ordinary rows.
+    /// Returns the tolerance of each number of a row. `largest` is the largest magnitude in samples that are no edge
+    /// cases.
     pub(super) fn tolerances(&self, n: usize, largest: f64, is_bf16: bool) -> Vec<f64> {
         let scale = scale(self.row(n).iter().copied(), largest);
         let noise = &self.noise[n * self.width..][..self.width];
@@ -144,7 +146,8 @@ fn is_near(got: f32, expected: f64, tolerance: f64) -> bool {
         || (single.is_finite() && (f64::from(got) - expected).abs() <= tolerance)
 }
 
-/// Returns the tolerances between a row in a batch and the same row alone. `largest` is the largest magnitude in ordinary rows.
+/// Returns the tolerances between a row in a batch and the same row alone. `largest` is the largest magnitude in
+/// samples that are no edge cases.
 pub(super) fn batch_tolerances(alone: &[f32], largest: f64, expected: Option<Vec<f64>>) -> Vec<f64> {
     let scale = scale(alone.iter().map(|&x| f64::from(x)), largest);
     match expected {

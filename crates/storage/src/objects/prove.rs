@@ -9,7 +9,7 @@ use sterling_core::error::{Error, Kind, Result};
 /// Result of the probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proof {
-    /// Conditions are enforced.
+    /// The bucket enforces conditions of writes, such as `If-Match`.
     Kept,
     /// The bucket accepts no writes of this caller, which therefore needs no conditions.
     ReadOnly,

@@ -131,7 +131,7 @@ pub fn delete(cluster: &Arc<Cluster>, named: &RowSet) -> Result<bool> {
     let Some(manifest) = find(cluster, named)? else { return Ok(false) };
     let layout = manifest.layout(named);
     match store(cluster, named, &TableManifest { state: TableState::Deleting, ..manifest }) {
-        // A full node rejects this write. The commands below need no memory, and free memory.
+        // A full node rejects this write, but not `UNLINK`, `SREM` and `DEL` below, which free memory.
         Err(e) if e.kind() == Kind::Overloaded => {
             tracing::warn!(error = %e, "node is full; deleting rows regardless of their state")
         }

@@ -188,8 +188,9 @@ impl RowRead<'_> {
         }
     }
 
-    /// Tries the first healthy node, and the next node if the first fails, rejects everything or is slow. The error has no cause if
-    /// another round is worthwhile.
+    /// Tries the first healthy node, and the next node if the first fails, rejects everything or is slow. The error is
+    /// `None` if connections were lost and no node was late: the caller then reads the rows from their owners in the
+    /// next round.
     async fn query_nodes(
         &mut self,
         nodes: &[Arc<ClusterNode>],

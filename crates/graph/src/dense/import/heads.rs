@@ -247,7 +247,8 @@ impl Importer {
         self.joined_heads(made)
     }
 
-    /// Returns `softmax(f(q kᵀ scale) + biases) v`.
+    /// Returns `softmax(f(q kᵀ scale) + biases) v`. With a soft cap, `f(x)` is `softcap tanh(x / softcap)`;
+    /// otherwise it is `x`.
     fn attended(&mut self, heads: Heads) -> Result<Id> {
         let Heads { q, k, v, scale, softcap, biases } = heads;
         let [of_q, of_k] = [q, k].map(|id| self.graph.shape(id)[1]);

@@ -390,8 +390,8 @@ fn nonzero(of: &IntegerTensor) -> Result<IntegerTensor> {
     Ok(IntegerTensor::new(vec![of.shape.len(), at.len()], extents))
 }
 
-/// Combines two integers; multiples of the number of rows can be combined if the result is an integer or such a
-/// multiple.
+/// Combines two integers, each fixed or a multiple of the number of rows, which is unknown until the graph runs. The
+/// result must have one of these forms too.
 fn combined(operator: &str, a: Extent, b: Extent) -> Result<Extent> {
     use Extent::{Fixed, Rows};
     let made = match (operator, a, b) {

@@ -40,11 +40,12 @@ pub struct DeclaredOutput {
     pub shape: Vec<Size>,
 }
 
-/// An integer that the importer evaluates: a dimension, an axis, an index.
+/// An integer that the importer evaluates: a dimension, an axis, an index. It may be a multiple of the number
+/// of rows of a batch, which is unknown until the graph runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Extent {
     Fixed(i64),
-    /// Multiple of the number of rows.
+    /// This many times the number of rows.
     Rows(i64),
 }
 
@@ -74,7 +75,7 @@ pub(super) enum Known {
     Value(Id),
     Integers(IntegerTensor),
     RowNumbers(RowNumbers),
-    /// Columns along the last axis; the first column has row numbers.
+    /// Index tuples for `GatherND`, as columns along the last axis; the first column is the row's own index.
     Columns(Vec<Known>),
 }
 
@@ -448,7 +449,7 @@ impl Importer {
     }
 }
 
-/// Returns integers as numbers; rejects multiples of the number of rows.
+/// Returns integers as numbers; rejects those that depend on the number of rows, which is unknown until the graph runs.
 pub(super) fn fixed(integers: &IntegerTensor) -> Result<Vec<i64>> {
     let fixed = |extent: &Extent| match extent {
         Extent::Fixed(n) => Ok(*n),

@@ -9,8 +9,8 @@ use super::operands::{Fold, LANES, MapTarget, Operand};
 pub struct Norm<'a> {
     /// Numbers that are normalized together.
     pub width: usize,
-    /// Factors of the sum that give the means to subtract, in order. The second mean, of the differences, removes the
-    /// rounding error of the first mean.
+    /// One factor per pass that centres the numbers: a pass subtracts their sum times the factor, which is their mean.
+    /// A second pass removes the rounding error of the first mean.
     pub centre: &'a [f32],
     /// Factor that turns the sum of squares into a mean.
     pub share: f32,

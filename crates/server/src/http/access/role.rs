@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// No permission: probes, the API description, the console page without data. No key has this role.
+    /// Requirement of calls that need no key: probes, the API description, the console page without data. Keys cannot
+    /// grant this role.
     #[serde(skip)]
     Open,
     /// Retrievals and all other calls without changes.

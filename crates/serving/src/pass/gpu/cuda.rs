@@ -206,7 +206,7 @@ impl Cuda {
         under_way.map_or(Ok(()), |last| last.answer(&seen, batch, &embedded, start)).map(|()| true)
     }
 
-    /// Runs steps 1 and 2 of the pass.
+    /// Runs the embedding lookups and the user tower, steps 1 and 2 of the pass.
     fn embed<'a>(
         &mut self,
         device: &Device,
