@@ -169,7 +169,7 @@ fn whole_pass_answers_alike_wherever_a_plan_has_the_tables() {
     }
     let halves = [json!({"tier": "hbm"}), json!({"tier": "hbm"})];
     let error = placement(&halves).unwrap_err().to_string();
-    assert!(error.contains("in 2 parts"), "{error}");
+    assert!(error.contains("is planned in 2 shards"), "{error}");
 }
 
 /// Returns a network over the item and its price; its product with the query is the logit beside the retrieval score.
