@@ -240,6 +240,13 @@ def small(server, key, requests, when):
     return times["p99"], line["requests"] - line["ok"]
 
 
+def served(server, key):
+    """Returns the names of the models that the server has loaded."""
+    with contextlib.closing(server.connect()) as connection:
+        connection.request("GET", "/v1/models", headers={"authorization": f"Bearer {key}"})
+        return {model["name"] for model in json.loads(connection.getresponse().read())["models"]}
+
+
 def peak_mib(server):
     with contextlib.suppress(OSError, TypeError):
         return int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{server.pid}/status").read_text())[1]) >> 10
@@ -278,6 +285,7 @@ def main():
         server = stack.enter_context(Server(STERLING, folder, environment=guarded).within(groups[0]))
         router = stack.enter_context(Router([server], guarded | {"STERLING_ROUTE__KEY": key["router"]}).within(groups[1]))
         processes = {"server": server, "router": router}
+        wait("both models are served", lambda: served(server, key["other"]) == set(COLUMNS))
         bench(server.url, "--key", key["other"], "--model", "many", "--requests", requests, "--rate", RATE, "--seconds", 2)
         header("small requests", "requests", "answered", "p50 ms", "p99 ms")
         alone, _ = small(server, key["other"], requests, "alone")

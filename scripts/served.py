@@ -152,9 +152,10 @@ class Router(Server):
 
 
 def keys(*names):
-    """Writes a file of access keys; returns its path, and a key with the role `read` for each name."""
+    """Writes a file of access keys; returns its path, and a key with the role `read` for each name. The key `router` is a router's."""
     path = FOLDER / "keys.toml"
-    ask = lambda name: subprocess.run([STERLING, "key", name, "--file", str(path)], stdout=subprocess.PIPE, text=True, check=True)
+    flags = lambda name: ["--router"] if name == "router" else []
+    ask = lambda name: subprocess.run([STERLING, "key", name, *flags(name), "--file", str(path)], stdout=subprocess.PIPE, text=True, check=True)
     return str(path), {name: ask(name).stdout.strip() for name in names}
 
 

@@ -27,6 +27,9 @@ pub(super) struct Key {
     /// Requests that may arrive at once; default: those of one second
     #[arg(long, value_name = "N", requires = "rate")]
     burst: Option<f64>,
+    /// Key of a router: servers share their workers and memory among the router's clients
+    #[arg(long)]
+    router: bool,
     /// Append the entry to this file, which servers reload automatically, and print only the key
     #[arg(long, value_name = "FILE", value_parser = local_path())]
     file: Option<PathBuf>,
@@ -50,7 +53,8 @@ impl Key {
             KeyRole::Write => Role::Write,
             KeyRole::Admin => Role::Admin,
         };
-        let NewKey { secret, entry } = new_key(&self.name, role, &self.model, self.rate, self.burst)?;
+        let key = new_key(&self.name, role, &self.model, self.rate, self.burst)?;
+        let NewKey { secret, entry } = if self.router { key.for_router() } else { key };
         let Some(path) = self.file else {
             return say(format_args!("{secret}\n\n{entry}"));
         };

@@ -14,6 +14,7 @@ pub struct Wire {
     swallows: Arc<AtomicBool>,
     /// Added delay in milliseconds.
     delay: Arc<AtomicU64>,
+    sent: Arc<Mutex<Vec<u8>>>,
 }
 
 impl Wire {
@@ -22,16 +23,18 @@ impl Wire {
         let port = listener.local_addr().unwrap().port();
         let open = Arc::new(Mutex::new(Some(Vec::new())));
         let (swallows, delay) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let wire = Wire { port, open: open.clone(), swallows: swallows.clone(), delay: delay.clone() };
+        let sent = Arc::<Mutex<Vec<u8>>>::default();
+        let wire =
+            Wire { port, open: open.clone(), swallows: swallows.clone(), delay: delay.clone(), sent: sent.clone() };
         spawn(move || {
             for here in listener.incoming().map_while(std::result::Result::ok) {
                 let mut open = open.lock().unwrap();
                 // While it is cut, every connection is closed.
                 let Some(open) = &mut *open else { continue };
                 let Ok(there) = TcpStream::connect(("127.0.0.1", there)) else { continue };
-                for (from, to) in [(&here, &there), (&there, &here)] {
+                for (from, to, sent) in [(&here, &there, Some(&sent)), (&there, &here, None)] {
                     let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-                    let (swallows, delay) = (swallows.clone(), delay.clone());
+                    let (swallows, delay, sent) = (swallows.clone(), delay.clone(), sent.cloned());
                     spawn(move || {
                         let mut some = [0; 1 << 16];
                         while let Ok(read @ 1..) = from.read(&mut some) {
@@ -40,6 +43,7 @@ impl Wire {
                             while swallows.load(Ordering::Relaxed) {
                                 sleep(Duration::from_millis(2));
                             }
+                            sent.iter().for_each(|sent| sent.lock().unwrap().extend_from_slice(&some[..read]));
                             if to.write_all(&some[..read]).is_err() {
                                 break;
                             }
@@ -67,6 +71,11 @@ impl Wire {
     /// Drops all data silently; connections stay open.
     pub fn swallow(&self) {
         self.swallows.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns the bytes that clients have sent since the last call, connections interleaved.
+    pub fn take_sent(&self) -> Vec<u8> {
+        std::mem::take(&mut *self.sent.lock().unwrap())
     }
 
     /// Ends the fault.

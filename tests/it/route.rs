@@ -1,5 +1,6 @@
 //! `sterling route`: routers and shard servers as real processes answer like one server of the complete catalogue.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -665,6 +666,43 @@ fn a_hung_replica_costs_no_request_and_is_used_again() {
         ask();
         passes(&servers[0]) > before + 10
     });
+}
+
+#[test]
+fn a_router_names_its_clients_to_its_servers() {
+    let store = tempfile::tempdir().unwrap();
+    put(store.path(), &shards::catalogue(store.path(), sterling::index::ivf::Rescore::F16)).unwrap();
+    let keys = store.path().join("keys.toml").to_str().unwrap().to_owned();
+    let key = |arguments: &[&str]| {
+        let (code, out, err) = crate::support::run(&[&["key", "--file", &keys], arguments].concat());
+        assert_eq!(code, 0, "{err}");
+        out.trim().to_owned()
+    };
+    let [shop, books, own] = [&["shop"][..], &["books"], &["router", "--router"]].map(key);
+    assert_eq!(std::fs::read_to_string(&keys).unwrap().matches("router = true").count(), 1);
+    let mut command = sterling();
+    command.env("STERLING_HTTP__DRAIN_MS", "0").env("STERLING_ACCESS__KEYS", &keys);
+    let server = Server::spawn(command.args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(store.path()));
+    server.wait_ready();
+    let wire = Wire::to(server.address.rsplit_once(':').unwrap().1.parse().unwrap());
+    let variables = [("STERLING_ACCESS__KEYS", keys.as_str()), ("STERLING_ROUTE__KEY", &own)];
+    let router = route_with(&variables, [&*wire.address()]);
+    router.wait_ready();
+    // Returns the client that the calls to the server named.
+    let client = |key: &str| {
+        wire.take_sent();
+        let call = agent().post(format!("http://{}/v1/models/vectors:retrieve", router.address));
+        // A client cannot choose its number.
+        let call = call.header("authorization", format!("Bearer {key}")).header("sterling-client", "7");
+        let status = call.send_json(json!({"vector": [1, 0, 0, 0], "k": 3})).unwrap().status().as_u16();
+        assert_eq!(status, 200);
+        let sent = String::from_utf8_lossy(&wire.take_sent()).into_owned();
+        let named: BTreeSet<_> = sent.lines().filter_map(|line| line.strip_prefix("sterling-client: ")).collect();
+        assert_eq!(named.len(), 1, "{sent}");
+        named.first().unwrap().parse::<u64>().unwrap()
+    };
+    let clients = [&shop, &books, &shop].map(|key| client(key));
+    assert!(clients[0] == clients[2] && clients[0] != clients[1] && !clients.contains(&7), "{clients:?}");
 }
 
 #[test]

@@ -53,7 +53,7 @@ pub use client_body::{rank_body, retrieve_body};
 pub use entry::{Entry, WrittenRows};
 pub use inference::{
     Inference, InferenceError, InferenceModel, InferenceReady, InferenceReply, InferenceRequest, InferenceResponse,
-    InferenceServer, inference, inference_model,
+    InferenceServer, InferenceSizer, inference, inference_model,
 };
 pub use info::{
     CalibrationInfo, CodedCurveInfo, ColumnInfo, CurveInfo, DesiredState, FeatureInfo, InputInfo, LabelList,

@@ -74,7 +74,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::{ArrowReply, Entry, InferenceReply, Reply, Served, inference};
+    use crate::inference::STEP_VALUES;
+    use crate::{ArrowReply, Entry, InferenceSizer, Reply, Served, inference};
     use sterling_core::quota::{Flow, Memory, Quota};
     use sterling_core::request::{Answer, Content, Ranked};
     use sterling_core::units::{ItemId, Slot};
@@ -234,11 +235,18 @@ mod tests {
                 let body = json!({"inputs": [input], "outputs": outputs}).to_string();
                 let call = inference("m", body.as_bytes(), None, &BTreeSet::new()).unwrap();
                 let fewer = Entry::items(answer(k / 2), ["task"], &columns, &requested).unwrap();
-                let reply = InferenceReply::new(&call, &served(), vec![entry(), fewer]).unwrap();
+                let sized = |entries| {
+                    let mut sizer = InferenceSizer::new(&call, &served(), entries).unwrap();
+                    let mut steps = std::iter::from_fn(|| Some(sizer.step())).enumerate();
+                    let (steps, reply) = steps.find_map(|(n, reply)| Some((n, reply?))).unwrap();
+                    let values = if is_binary { requested.len() * 2 * k } else { 0 };
+                    assert!(steps * STEP_VALUES >= values, "{values} values in {steps} steps");
+                    reply
+                };
+                let reply = sized(vec![entry(), fewer]);
                 let header = reply.header_bytes();
                 let most = widths.as_text(2 * k).max(2 * PIECE_BYTES);
-                let again = InferenceReply::new(&call, &served(), vec![entry(), entry()]).unwrap();
-                prop_assert!(taken(again) <= most + spare);
+                prop_assert!(taken(sized(vec![entry(), entry()])) <= most + spare);
                 prop_assert_eq!(header.is_some(), is_binary);
                 let bytes = joined(reply, most / PIECES + head);
                 let (text, rest) = bytes.split_at(header.unwrap_or(bytes.len()));

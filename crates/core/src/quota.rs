@@ -53,6 +53,11 @@ impl Flow {
         Flow(HASHES.hash_one(("address", address.to_canonical().is_ipv4(), network)))
     }
 
+    /// Returns the flow of a client of the router with this flow, from the number that the router gives it.
+    pub fn of_client(self, number: u64) -> Self {
+        Flow(HASHES.hash_one(("client", self.0, number)))
+    }
+
     fn entry(self) -> usize {
         (self.0 % CALLERS as u64) as usize
     }

@@ -12,4 +12,6 @@ mod tensor;
 
 pub use call::{Inference, InferenceRequest, inference};
 pub use model::{InferenceError, InferenceModel, InferenceReady, InferenceServer, inference_model};
-pub use outcome::{InferenceReply, InferenceResponse};
+#[cfg(test)]
+pub(crate) use outcome::STEP_VALUES;
+pub use outcome::{InferenceReply, InferenceResponse, InferenceSizer};

@@ -1,5 +1,7 @@
 //! Answers: converts items to tensors, value by value, so that only the items and one chunk of the output are in memory.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -15,6 +17,9 @@ use sterling_index::columns::Cell;
 const VALUE_BYTES: usize = 64;
 /// Filler for rows with fewer items than others.
 const NO_ITEM: i64 = -1;
+/// Maximum number of column values per step of an [`InferenceSizer`], and JSON bytes after which a step ends.
+pub(crate) const STEP_VALUES: usize = 16;
+const STEP_BYTES: usize = 4096;
 
 /// The best items of each user as tensors, `[users, items]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -79,11 +84,21 @@ pub struct InferenceReply {
     at: Cursor,
 }
 
+/// Creates an answer in steps: the sizes of binary tensors, and of the JSON before them, depend on all values.
+pub struct InferenceSizer {
+    /// The answer; `None` after it was returned.
+    reply: Option<InferenceReply>,
+    /// Output and value whose bytes are counted next.
+    at: (usize, usize),
+    json_bytes: usize,
+    /// Buffer for JSON that is only counted.
+    piece: Vec<u8>,
+}
+
 /// An output tensor to be written.
 struct Output {
-    /// Name, data type, shape and size as JSON, without the end of the object.
-    about: Vec<u8>,
-    is_binary: bool,
+    /// Everything but the values.
+    tensor: OutputTensor,
     of: Source,
 }
 
@@ -110,8 +125,8 @@ enum Cursor {
     End,
 }
 
-impl InferenceReply {
-    /// Creates the answer to a call from the answers to its retrievals.
+impl InferenceSizer {
+    /// Starts the answer to a call from the answers to its retrievals.
     ///
     /// # Errors
     /// `Invalid` for an unknown output; `Internal` for a problem in place of an answer.
@@ -141,14 +156,43 @@ impl InferenceReply {
             serde_json::to_vec(&response).map_err(|e| Error::internal(format!("cannot encode an answer: {e}")))?;
         // The closing brackets of the list and of the object are written after the outputs.
         start.truncate(start.len() - b"]}".len());
-        let mut reply = InferenceReply { rows, outputs, width, start, header_bytes: None, at: Cursor::Start };
-        if reply.outputs.iter().any(|output| output.is_binary) {
-            reply.header_bytes = Some(reply.json_bytes());
-            reply.at = Cursor::Start;
-        }
-        Ok(reply)
+        let reply = InferenceReply { rows, outputs, width, start, header_bytes: None, at: Cursor::Start };
+        Ok(InferenceSizer { reply: Some(reply), at: (0, 0), json_bytes: 0, piece: Vec::new() })
     }
 
+    /// Counts the bytes of some values. Returns the answer after the last one.
+    pub fn step(&mut self) -> Option<InferenceReply> {
+        let reply = self.reply.as_mut()?;
+        let (n, value) = self.at;
+        if let Some(output) = reply.outputs.get(n) {
+            let all = if output.is_binary() { reply.values(output) } else { 0 };
+            let end = if matches!(output.of, Source::Column(_)) { all.min(value + STEP_VALUES) } else { all };
+            let bytes = reply.packed_bytes(output, value..end);
+            if let Some(size) = &mut reply.outputs[n].tensor.parameters {
+                size.binary_data_size += bytes;
+            }
+            self.at = if end == all { (n + 1, 0) } else { (n, end) };
+            return None;
+        }
+        if reply.outputs.iter().any(Output::is_binary) {
+            // Writes the JSON, and discards it.
+            let most = self.json_bytes + STEP_BYTES;
+            while !matches!(reply.at, Cursor::Bytes(..)) {
+                if self.json_bytes >= most {
+                    return None;
+                }
+                self.piece.clear();
+                reply.advance(&mut self.piece);
+                self.json_bytes += self.piece.len();
+            }
+            reply.header_bytes = Some(self.json_bytes);
+            reply.at = Cursor::Start;
+        }
+        self.reply.take()
+    }
+}
+
+impl InferenceReply {
     /// Returns the bytes of the JSON, if bytes of tensors follow it.
     pub fn header_bytes(&self) -> Option<usize> {
         self.header_bytes
@@ -167,17 +211,6 @@ impl InferenceReply {
     /// Returns whether all chunks are written.
     pub fn is_done(&self) -> bool {
         self.at == Cursor::End
-    }
-
-    /// Computes the bytes of the JSON by writing and discarding it.
-    fn json_bytes(&mut self) -> usize {
-        let (mut bytes, mut piece) = (0, Vec::new());
-        while !matches!(self.at, Cursor::Bytes(..) | Cursor::End) {
-            piece.clear();
-            self.advance(&mut piece);
-            bytes += piece.len();
-        }
-        bytes
     }
 
     /// Returns the number of values of an output.
@@ -208,7 +241,7 @@ impl InferenceReply {
             }
             Cursor::Bytes(n, value) => match self.outputs.get(n) {
                 None => Cursor::End,
-                Some(output) if !output.is_binary || value == self.values(output) => Cursor::Bytes(n + 1, 0),
+                Some(output) if !output.is_binary() || value == self.values(output) => Cursor::Bytes(n + 1, 0),
                 Some(output) => {
                     self.pack(output, value, out);
                     Cursor::Bytes(n, value + 1)
@@ -221,19 +254,32 @@ impl InferenceReply {
     fn about(&self, n: usize, out: &mut Vec<u8>) -> Cursor {
         let Some(output) = self.outputs.get(n) else {
             out.extend_from_slice(b"]}");
-            let has_binary = self.outputs.iter().any(|output| output.is_binary);
-            return if has_binary { Cursor::Bytes(0, 0) } else { Cursor::End };
+            let is_binary = self.outputs.iter().any(Output::is_binary);
+            return if is_binary { Cursor::Bytes(0, 0) } else { Cursor::End };
         };
         if n > 0 {
             out.push(b',');
         }
-        out.extend_from_slice(&output.about);
-        if output.is_binary {
-            out.push(b'}');
+        write_json(out, &output.tensor);
+        if output.is_binary() {
             return Cursor::About(n + 1);
         }
+        out.pop();
         out.extend_from_slice(b",\"data\":[");
         Cursor::Value(n, 0)
+    }
+
+    /// Returns the bytes of values of an output in binary form.
+    fn packed_bytes(&self, output: &Output, values: Range<usize>) -> usize {
+        match output.of {
+            Source::Counts | Source::Ids => values.len() * size_of::<i64>(),
+            Source::Scores | Source::Similarities | Source::Task(_) => values.len() * size_of::<f32>(),
+            Source::Column(_) => {
+                let mut bytes = values.len() * size_of::<u32>();
+                values.for_each(|value| with_text(&self.cell(output, value), |text| bytes += text.len()));
+                bytes
+            }
+        }
     }
 
     /// Returns the row and the index within it of a value, and whether there is an item; shorter rows are padded with -1, 0 or an
@@ -320,12 +366,13 @@ impl Output {
         let (of, datatype) = Source::named(&name, rows)?;
         let counts = matches!(of, Source::Counts);
         let shape = if counts { vec![rows.len()] } else { vec![rows.len(), width] };
-        let parameters = is_binary.then(|| OutputSize { binary_data_size: packed_bytes(&of, rows, width) });
-        let tensor = OutputTensor { name, datatype: datatype.into(), shape, parameters, data: None };
-        let mut about =
-            serde_json::to_vec(&tensor).map_err(|e| Error::internal(format!("cannot encode an output: {e}")))?;
-        about.pop();
-        Ok(Output { about, is_binary, of })
+        let parameters = is_binary.then_some(OutputSize { binary_data_size: 0 });
+        Ok(Output { tensor: OutputTensor { name, datatype: datatype.into(), shape, parameters, data: None }, of })
+    }
+
+    /// Returns whether the values are bytes after the JSON.
+    fn is_binary(&self) -> bool {
+        self.tensor.parameters.is_some()
     }
 }
 
@@ -358,22 +405,6 @@ impl Source {
                 (Source::Task(task), "FP32")
             }
         })
-    }
-}
-
-/// Returns the bytes of an output in binary form.
-fn packed_bytes(of: &Source, rows: &[Items], width: usize) -> usize {
-    match of {
-        Source::Counts => rows.len() * size_of::<i64>(),
-        Source::Ids => rows.len() * width * size_of::<i64>(),
-        Source::Scores | Source::Similarities | Source::Task(_) => rows.len() * width * size_of::<f32>(),
-        Source::Column(places) => {
-            let mut bytes = rows.len() * width * size_of::<u32>();
-            for (items, &place) in rows.iter().zip(places) {
-                (0..items.len()).for_each(|at| with_text(&items.cell(place, at), |text| bytes += text.len()));
-            }
-            bytes
-        }
     }
 }
 

@@ -80,7 +80,7 @@ pub async fn find(
     let TextSearch { served, view, contains, limit, share } =
         TextSearch::of(&app, &model, (&uri, flow), requested.contains, (requested.limit, ITEMS_MAX)).await?;
     let memory = share.clone();
-    let items = app.asides.run(move || {
+    let written = app.asides.run(move || {
         let column = match requested.column {
             Some(column) => column,
             None => first_texts(&view)?,
@@ -90,9 +90,10 @@ pub async fn find(
             memory.add((COPIES * row_bytes(&view, slot)) as u64)?;
             Ok(FoundItem { id: view.id(slot).0, attributes: attributes(&view.columns(), slot) })
         };
-        found.into_iter().map(item).collect::<Result<Vec<_>>>()
+        let items = found.into_iter().map(item).collect::<Result<Vec<_>>>()?;
+        Ok(held_json(&FindResponse { served, items }, share))
     });
-    held_json(&FindResponse { served, items: items.await? }, share)
+    written.await?
 }
 
 /// Returns the bytes of all column values of an item.
@@ -124,7 +125,7 @@ pub async fn column(
     let number = view.main().columns.number(&column)?;
     let counting = app.bodies.hold_answer(flow, view.counting_bytes(number))?;
     let memory = share.clone();
-    let reported = app.asides.run(move || {
+    let written = app.asides.run(move || {
         let found = view.values(&column, &contains, limit)?;
         let bytes: usize = found.values.iter().map(|(value, _)| value.bytes()).sum();
         memory.add((COPIES * bytes) as u64)?;
@@ -132,9 +133,10 @@ pub async fn column(
         let (least, greatest) = found.range.unzip();
         let values = found.values.into_iter().map(column_value).collect();
         let column = column_info(view.column(&column)?);
-        Ok(ColumnResponse { served, column, values, found: found.found, least, greatest })
+        let response = ColumnResponse { served, column, values, found: found.found, least, greatest };
+        Ok(held_json(&response, share))
     });
-    held_json(&reported.await?, share)
+    written.await?
 }
 
 /// The shards of the active version, and the number of servers that have each.

@@ -180,13 +180,16 @@ pub async fn queries(State(app): State<Arc<App>>, Names(model): Names<String>, r
         Error::not_found("this server records no queries; set `recorded_queries` in its configuration")
     })?;
     let share = app.bodies.hold_answer(flow, queries.len() * loaded.view().dimension() * NUMBER_BYTES)?;
-    let mut lines = Vec::new();
-    for vector in &queries {
-        serde_json::to_writer(&mut lines, &sterling_api::QueryLine { vector })
-            .map_err(|e| Error::internal(format!("cannot encode the recorded queries: {e}")))?;
-        lines.push(b'\n');
-    }
-    Ok(([(CONTENT_TYPE, "application/x-ndjson")], whole(lines, share)).into_response())
+    let written = app.asides.run(move || {
+        let mut lines = Vec::new();
+        for vector in &queries {
+            serde_json::to_writer(&mut lines, &sterling_api::QueryLine { vector })
+                .map_err(|e| Error::internal(format!("cannot encode the recorded queries: {e}")))?;
+            lines.push(b'\n');
+        }
+        Ok(lines)
+    });
+    Ok(([(CONTENT_TYPE, "application/x-ndjson")], whole(written.await?, share)).into_response())
 }
 
 /// The slowest retrievals, rankings and embeddings of the last minutes, with the work of their steps.

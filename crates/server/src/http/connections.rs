@@ -34,6 +34,9 @@ const LINGER: u8 = 3;
 /// Longest time for which a client may keep sending after the last answer, in milliseconds.
 const LINGER_MS: u64 = 5000;
 
+/// Maximum number of bytes of an answer per poll of its body.
+const POLL_BYTES: usize = 128 << 10;
+
 /// Client address and listening socket of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Peer {
@@ -366,16 +369,21 @@ impl Drop for Open {
     }
 }
 
-/// Body of an answer; its end is the end of the request.
+/// Body of an answer; its end is the end of the request. A client that reads fast could keep a thread in one poll of its connection
+/// until the answer is written, so the body is pending after [`POLL_BYTES`].
 #[derive(Debug)]
 pub(super) struct TrackedBody {
     body: Body,
+    /// Rest of the last frame.
+    rest: Bytes,
+    /// Bytes since the body was last pending.
+    bytes: usize,
     connection: Arc<Connection>,
 }
 
 impl TrackedBody {
     pub(super) fn of(response: Response<Body>, connection: Arc<Connection>) -> Response<Self> {
-        response.map(|body| TrackedBody { body, connection })
+        response.map(|body| TrackedBody { body, rest: Bytes::new(), bytes: 0, connection })
     }
 }
 
@@ -384,15 +392,40 @@ impl HttpBody for TrackedBody {
     type Error = axum::Error;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.get_mut().body).poll_frame(cx)
+        let this = self.get_mut();
+        if this.bytes >= POLL_BYTES {
+            this.bytes = 0;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        if this.rest.is_empty() {
+            let frame = match Pin::new(&mut this.body).poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => frame,
+                other => {
+                    this.bytes = 0;
+                    return other;
+                }
+            };
+            match frame.into_data() {
+                Ok(data) => this.rest = data,
+                Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+            }
+        }
+        let some = this.rest.split_to(this.rest.len().min(POLL_BYTES - this.bytes));
+        this.bytes += some.len();
+        Poll::Ready(Some(Ok(Frame::data(some))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.rest.is_empty() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let (hint, rest) = (self.body.size_hint(), self.rest.len() as u64);
+        let mut with_rest = SizeHint::new();
+        with_rest.set_lower(hint.lower() + rest);
+        hint.upper().into_iter().for_each(|upper| with_rest.set_upper(upper + rest));
+        with_rest
     }
 }
 

@@ -2,9 +2,9 @@
 //!
 //! The runtime polls ready tasks in the order in which they were woken. Of a caller with a thousand busy connections, about a
 //! thousand are always ready, and even rejecting their requests delays the next request of every other caller. So the runtime
-//! gets only a few connections per thread at a time. Other connections wait here for a poll permit, and callers alternate: a
-//! connection waits for the polls in progress, for one connection of each other caller, and for earlier connections of its own
-//! caller.
+//! gets only a few connections per thread at a time. Other connections wait here for a poll permit, and callers alternate. A
+//! caller takes a permit only while it has fewer than are free (Choudhury and Hahne's dynamic threshold with factor 1): a single
+//! caller has at most half, and the first connection of another caller always finds one.
 //!
 //! The caller is known once a request was read ([`LastCaller`]): a connection counts towards the caller of its last request, and
 //! a new one towards its address.
@@ -33,7 +33,8 @@ use super::last_caller::LastCaller;
 use sterling_core::locks::locked;
 use sterling_core::quota::Flow;
 
-/// Concurrent polls per thread of the runtime: enough that no thread becomes idle between two polls.
+/// Poll permits per thread of the runtime. Half of them, which a single caller may have, let no thread become idle between two
+/// polls.
 const TURNS_PER_THREAD: usize = 4;
 /// Pause of a caller after a rejected request, as a multiple of the time of the poll that rejected it.
 const PAUSE_FACTOR: u32 = 8;
@@ -74,6 +75,8 @@ struct Queue {
     /// Polls in progress that began in the current period and in the one before, indexed by the parity of the period. Older polls
     /// are no longer counted: a poll that never returns costs the other callers one thread, not all of them.
     taken: [usize; 2],
+    /// The same per caller with polls in progress.
+    taken_by: HashMap<Flow, [usize; 2]>,
     /// The caller of the last poll and the last different caller, with the times of their polls.
     callers: [Option<(Flow, Instant)>; 2],
     /// End of the pause, per caller with a rejected request.
@@ -81,18 +84,20 @@ struct Queue {
 }
 
 impl Queue {
-    fn has_free(&self, most: usize) -> bool {
-        self.taken.iter().sum::<usize>() < most
+    /// Returns whether a caller may take a permit: it does not pause, and has fewer permits than are free.
+    fn may_take(&self, caller: Flow, most: usize) -> bool {
+        let free = most.saturating_sub(self.taken.iter().sum());
+        let own = self.taken_by.get(&caller).map_or(0, |taken| taken.iter().sum());
+        own < free && self.resting.get(&caller).is_none_or(|until| Instant::now() >= *until)
     }
 
     /// Takes a free permit.
     fn take(&mut self, task: &Task) {
-        self.taken[(self.period % 2) as usize] += 1;
+        let (caller, place) = (task.caller.flow(), (self.period % 2) as usize);
+        self.taken[place] += 1;
+        self.taken_by.entry(caller).or_default()[place] += 1;
         task.period.store(self.period, Ordering::Relaxed);
-    }
-
-    fn is_paused(&self, caller: Flow) -> bool {
-        !self.resting.is_empty() && self.resting.get(&caller).is_some_and(|until| Instant::now() < *until)
+        task.taken_by.store(caller.0, Ordering::Relaxed);
     }
 
     /// Records the caller of a poll.
@@ -116,26 +121,47 @@ impl Queue {
     /// Releases a permit, unless it is too old to be counted.
     fn give_back(&mut self, task: &Task) {
         let period = task.period.load(Ordering::Relaxed);
-        if period + 1 >= self.period {
-            let taken = &mut self.taken[(period % 2) as usize];
-            *taken = taken.saturating_sub(1);
+        if period + 1 < self.period {
+            return;
+        }
+        let place = (period % 2) as usize;
+        self.taken[place] -= 1;
+        let caller = Flow(task.taken_by.load(Ordering::Relaxed));
+        if let Some(taken) = self.taken_by.get_mut(&caller) {
+            taken[place] -= 1;
+            if *taken == [0, 0] {
+                self.taken_by.remove(&caller);
+            }
         }
     }
 
-    /// Gives a free permit to a waiting task. Returns the task, whose runtime must be woken.
-    fn hand_out(&mut self, most: usize) -> Option<Arc<Task>> {
-        while self.has_free(most) {
-            let now = if self.resting.is_empty() { None } else { Some(Instant::now()) };
-            let resting = &self.resting;
-            let may = |caller| resting.get(&caller).is_none_or(|until| now.is_none_or(|now| now >= *until));
-            let task = self.waiting.pop_where(may)?;
+    /// Begins a period: the permits of the period before the last are no longer counted.
+    fn begin_period(&mut self) {
+        self.period += 1;
+        let place = (self.period % 2) as usize;
+        self.taken[place] = 0;
+        self.taken_by.retain(|_, taken| {
+            taken[place] = 0;
+            *taken != [0, 0]
+        });
+    }
+
+    /// Gives free permits to waiting tasks. Returns the tasks, whose runtimes must be woken.
+    fn hand_out(&mut self, most: usize) -> Vec<Arc<Task>> {
+        let mut tasks = Vec::new();
+        if self.waiting.is_empty() {
+            return tasks;
+        }
+        let mut waiting = std::mem::take(&mut self.waiting);
+        while let Some(task) = waiting.pop_where(|caller| self.may_take(caller, most)) {
             if task.stage() == WAITS {
                 self.take(&task);
                 task.enter(HAS_TURN);
-                return Some(task);
+                tasks.push(task);
             }
         }
-        None
+        self.waiting = waiting;
+        tasks
     }
 }
 
@@ -153,9 +179,7 @@ impl Threads {
     /// Stops counting polls that began before the previous sweep, and forgets pauses that are over.
     pub(super) fn sweep(&self) {
         let mut queue = locked(&self.queue);
-        queue.period += 1;
-        let now = (queue.period % 2) as usize;
-        queue.taken[now] = 0;
+        queue.begin_period();
         let now = Instant::now();
         queue.resting.retain(|_, until| now < *until);
         drop(queue);
@@ -165,9 +189,9 @@ impl Threads {
     /// Gives all free permits to waiting tasks.
     fn hand_out(&self) {
         let mut queue = locked(&self.queue);
-        let reported: Vec<_> = std::iter::from_fn(|| queue.hand_out(self.most)).collect();
+        let tasks = queue.hand_out(self.most);
         drop(queue);
-        reported.iter().for_each(|task| task.runtime.wake());
+        tasks.iter().for_each(|task| task.runtime.wake());
     }
 
     /// Gives permits to callers as soon as their pause is over; runs forever.
@@ -193,10 +217,11 @@ impl Threads {
 struct Task {
     threads: Arc<Threads>,
     caller: Arc<LastCaller>,
-    /// Written only under the queue's lock, as `period` is.
+    /// Written only under the queue's lock, as the following fields are.
     stage: AtomicU8,
-    /// Period in which the poll of the connection began.
+    /// Period and caller of the poll in progress.
     period: AtomicU64,
+    taken_by: AtomicU64,
     runtime: AtomicWaker,
 }
 
@@ -211,7 +236,7 @@ impl Task {
 
     /// Takes a free permit, or enters the queue. Returns whether the task has a permit.
     fn ask(self: &Arc<Self>, queue: &mut Queue, with_turn: u8) -> bool {
-        let has_turn = queue.has_free(self.threads.most) && !queue.is_paused(self.caller.flow());
+        let has_turn = queue.may_take(self.caller.flow(), self.threads.most);
         if has_turn {
             queue.take(self);
             self.enter(with_turn);
@@ -242,7 +267,7 @@ impl Task {
         }
     }
 
-    /// Releases the permit, and wakes the next waiting task. `began` is the start of the poll, if there was a poll.
+    /// Releases the permit, and wakes the next waiting tasks. `began` is the start of the poll, if there was a poll.
     fn end(self: &Arc<Self>, stage: u8, began: Option<Instant>) {
         let mut queue = locked(&self.threads.queue);
         let before = self.stage();
@@ -264,9 +289,7 @@ impl Task {
         }
         let next = queue.hand_out(self.threads.most);
         drop(queue);
-        if let Some(next) = next {
-            next.runtime.wake();
-        }
+        next.iter().for_each(|task| task.runtime.wake());
     }
 }
 
@@ -307,6 +330,7 @@ impl<F: Future> ScheduledFuture<F> {
             caller: caller.clone(),
             stage: AtomicU8::new(IS_IDLE),
             period: AtomicU64::new(0),
+            taken_by: AtomicU64::new(0),
             runtime: AtomicWaker::new(),
         });
         ScheduledFuture { future: Box::pin(future), waker: task.clone().into(), task }

@@ -21,7 +21,7 @@ use super::layers::{Signature, id_of};
 use super::table;
 use super::trace_context::{TraceContext, new_id};
 use super::verb::Verb;
-use crate::route::protocol::TRACEPARENT;
+use crate::route::protocol::{CLIENT_HEADER, TRACEPARENT};
 
 /// Maximum number of headers of an examined request.
 const HEADERS_MAX: usize = 32;
@@ -35,6 +35,8 @@ pub(super) struct PlainRequest<'a> {
     /// The header `Authorization`.
     authorization: Option<&'a [u8]>,
     traceparent: Option<&'a [u8]>,
+    /// Client of a router.
+    client: Option<&'a [u8]>,
     body: &'a [u8],
 }
 
@@ -44,7 +46,7 @@ impl<'a> PlainRequest<'a> {
         let mut headers = [EMPTY_HEADER; HEADERS_MAX];
         let mut request = Request::new(&mut headers);
         let Ok(Status::Complete(head)) = request.parse(bytes) else { return None };
-        let (mut id, mut length, mut authorization, mut traceparent) = (None, None, None, None);
+        let (mut id, mut length, mut authorization, mut traceparent, mut client) = (None, None, None, None, None);
         let mut hosts = 0;
         for header in request.headers.iter() {
             let is = |name: &str| header.name.eq_ignore_ascii_case(name);
@@ -60,6 +62,8 @@ impl<'a> PlainRequest<'a> {
                 id = id.or(Some(header.value));
             } else if is(TRACEPARENT) {
                 traceparent = traceparent.or(Some(header.value));
+            } else if is(CLIENT_HEADER) {
+                client = client.or(Some(header.value));
             } else if is("authorization") {
                 if authorization.replace(header.value).is_some() {
                     return None;
@@ -76,7 +80,7 @@ impl<'a> PlainRequest<'a> {
         }
         let call = request.path.filter(|path| request.method == Some("POST") && path.starts_with("/v1/models/"));
         let call = call.and_then(|path| Some((verb_of(path)?, path)));
-        Some(PlainRequest { call, id, authorization, traceparent, body: bytes.get(head..)? })
+        Some(PlainRequest { call, id, authorization, traceparent, client, body: bytes.get(head..)? })
     }
 }
 
@@ -102,7 +106,8 @@ pub(super) fn refusal(host: &dyn Host, connection: &Connection, request: &PlainR
     let (verb, path) = request.call.filter(|_| !host.entrance().draining.load(Ordering::Relaxed))?;
     let secret = request.authorization.and_then(secret_of);
     let flow = || {
-        let caller = flow(&host.entrance().access.caller(secret), Some(connection.peer.address.ip()));
+        let caller = host.entrance().access.caller(secret);
+        let caller = flow(&caller, Some(connection.peer.address.ip()), request.client);
         connection.caller.called_by(caller);
         caller
     };
@@ -136,6 +141,12 @@ mod tests {
     use super::*;
 
     const HEAD: &str = "POST /v1/models/a:retrieve HTTP/1.1\r\nhost: x\r\n";
+
+    #[test]
+    fn the_client_of_a_router_is_seen() {
+        let text = format!("{HEAD}Sterling-Client: 7\r\n\r\n");
+        assert_eq!(PlainRequest::of(text.as_bytes()).and_then(|complete| complete.client), Some(&b"7"[..]));
+    }
 
     #[test]
     fn whole_plain_requests_are_seen_and_nothing_else() {

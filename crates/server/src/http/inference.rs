@@ -24,8 +24,8 @@ use super::paths::Names;
 use super::retriever::Retriever;
 use super::watched;
 use sterling_api::{
-    InferenceError, InferenceModel, InferenceReady, InferenceReply, InferenceRequest, InferenceResponse,
-    InferenceServer, Shape,
+    InferenceError, InferenceModel, InferenceReady, InferenceRequest, InferenceResponse, InferenceServer,
+    InferenceSizer, Shape,
 };
 use sterling_core::error::{Error, Result};
 use sterling_core::request::VersionSelector;
@@ -191,7 +191,8 @@ async fn inferred(app: &Arc<App>, choice: Choice, head: Parts, body: Body) -> Ou
     let (call, ready) = app.asides.prepare(body, has_texts, prepare).await?;
     let (results, share, passed) = side_by_side(app, &reported, ready, (&by, watched.as_ref())).await?;
     let entries = results.into_iter().enumerate().map(|(n, result)| result.map_err(|e| e.within(format!("row {n}"))));
-    let mut reply = InferenceReply::new(&call, &reported, entries.collect::<Result<Vec<_>>>()?)?;
+    let mut sizer = InferenceSizer::new(&call, &reported, entries.collect::<Result<Vec<_>>>()?)?;
+    let mut reply = app.writers.work(by.flow, move || Ok(sizer.step())).await?;
     let (header, is_large) = (reply.header_bytes(), reply.len() > LARGE_REPLY_ITEMS);
     let first = reply.next().unwrap_or_default();
     let body = if reply.is_done() { whole(first, share) } else { pieces(first, reply.map(Ok), share, is_large) };

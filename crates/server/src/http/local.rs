@@ -9,6 +9,7 @@ use axum::extract::Request;
 use axum::http::request::Parts;
 use axum::response::IntoResponse as _;
 use futures_util::future::join_all;
+use tokio::task::yield_now;
 
 use super::access::Caller;
 use super::answer::{Outcome, Share, Timing, json, problem, reply};
@@ -41,6 +42,10 @@ use sterling_serving::pass::{self, Cost, Prepared};
 use sterling_serving::registry::{Loaded, Registry, VersionState};
 use sterling_serving::view::View;
 use sterling_snapshot::Desired;
+
+/// Number of requests of a list that are submitted to the engine before other connections are polled: each takes
+/// 50 to 100 µs.
+const SUBMITTED_PER_POLL: usize = 16;
 
 /// Parsed requests of a body, ready to run.
 pub(super) enum LocalReady {
@@ -322,14 +327,21 @@ pub(super) async fn side_by_side(
         (cost, widest) = (cost.plus(prepared.cost()), widest.or(widths(prepared)?));
     }
     let share = call.hold_answer(app, cost, widest)?;
-    let calls = prepared.into_iter().map(|prepared| async {
-        let entry = entry(app, prepared, call, &share).await;
-        if let Some(watched) = watched {
-            watched.ended(entry.as_ref().err());
+    let (count, started) = (prepared.len(), Instant::now());
+    let mut calls = Vec::with_capacity(count);
+    for (n, prepared) in prepared.into_iter().enumerate() {
+        if n % SUBMITTED_PER_POLL == SUBMITTED_PER_POLL - 1 {
+            yield_now().await;
         }
-        entry
-    });
-    let (count, started) = (calls.len(), Instant::now());
+        let entry = entry(app, prepared, call, &share);
+        calls.push(async move {
+            let entry = entry.await;
+            if let Some(watched) = watched {
+                watched.ended(entry.as_ref().err());
+            }
+            entry
+        });
+    }
     let mut results = join_all(calls).await;
     // If no request was admitted, the whole call is rejected, so that load balancers see the status.
     let is_refused = |r: &Result<Entry>| r.as_ref().is_err_and(|e| e.kind() == Kind::Overloaded);
@@ -342,12 +354,17 @@ pub(super) async fn side_by_side(
     Ok((results, share, passed))
 }
 
-/// Answers one of a list of retrievals.
-async fn entry(app: &App, prepared: Ready, call: &Call, share: &Share) -> Result<Entry> {
-    let (prepared, terms, shape) = prepared?;
-    let (columns, view) = (prepared.columns().to_vec(), prepared.view().clone());
-    let prepared = prepared.asked_for(call.origin.clone());
-    items(app.engine.submit(prepared, call.terms(terms)).await?, (&view, &columns), &shape, share)
+/// Submits one of a list of retrievals, and answers it.
+fn entry(app: &App, prepared: Ready, call: &Call, share: &Share) -> impl Future<Output = Result<Entry>> + Send {
+    let submitted = prepared.map(|(prepared, terms, shape)| {
+        let (columns, view) = (prepared.columns().to_vec(), prepared.view().clone());
+        let prepared = prepared.asked_for(call.origin.clone());
+        (app.engine.submit(prepared, call.terms(terms)), columns, view, shape)
+    });
+    async move {
+        let (answer, columns, view, shape) = submitted?;
+        items(answer.await?, (&view, &columns), &shape, share)
+    }
 }
 
 /// Starts the audit and the shadow comparison of an answer, in the background.

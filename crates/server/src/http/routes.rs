@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Request, State};
+use axum::http::HeaderValue;
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse as _, Response};
 
@@ -19,6 +20,7 @@ use super::layers;
 use super::parameters::check_known;
 use super::routed::RouterApp;
 use super::table::{AnswerFuture, Matched, Route};
+use crate::route::protocol::CLIENT_HEADER;
 use sterling_core::error::Error;
 
 /// Calls of a server, behind the layers common to all calls.
@@ -89,7 +91,8 @@ async fn guard(State(host): State<Arc<dyn Host>>, mut request: Request, next: Ne
         None => known,
     };
     request.extensions_mut().insert(matched);
-    let flow = flow(&caller, peer.map(|peer| peer.address.ip()));
+    let client = request.headers().get(CLIENT_HEADER).map(HeaderValue::as_bytes);
+    let flow = flow(&caller, peer.map(|peer| peer.address.ip()), client);
     request.extensions_mut().insert(flow);
     request.extensions_mut().insert(caller.clone());
     let mut response = match known {

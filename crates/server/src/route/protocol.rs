@@ -53,6 +53,10 @@ pub const ANY_VIEW: &str = "any";
 /// for it.
 pub const BACKGROUND_HEADER: &str = "sterling-background";
 
+/// Header with the number that a router gives its client. Servers schedule the call as one of this client if the key of the call
+/// is a router's.
+pub const CLIENT_HEADER: &str = "sterling-client";
+
 /// Identity of a version's view at its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ViewPosition {

@@ -14,15 +14,15 @@ use super::client::{Client, Outgoing};
 use super::editions::Edition;
 use super::inquiry::{Inquiry, ReplicaGroup, TimedAnswer};
 use super::protocol::{
-    ANY_VIEW, BACKGROUND_HEADER, Operation, POSITION_HEADER, PassCall, PassReply, Replied, VIEW_HEADER, ViewPosition,
-    read_reply, write,
+    ANY_VIEW, BACKGROUND_HEADER, CLIENT_HEADER, Operation, POSITION_HEADER, PassCall, PassReply, Replied, VIEW_HEADER,
+    ViewPosition, read_reply, write,
 };
 use crate::gather::{ShardAnswer, Sharded};
 use sterling_api::ItemJson;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::items::shard_of;
 use sterling_core::locks::locked;
-use sterling_core::quota::Memory;
+use sterling_core::quota::{Flow, Memory};
 use sterling_core::request::{Origin, Priority, Request};
 use sterling_core::units::ItemId;
 
@@ -63,6 +63,8 @@ pub struct Conditions {
     pub memory: Option<Arc<Memory>>,
     /// Id and trace for the calls to shards.
     pub origin: Origin,
+    /// Client for whose share of the shards the request counts; the default counts for the router itself.
+    pub flow: Flow,
 }
 
 impl Conditions {
@@ -77,6 +79,7 @@ impl Conditions {
             views: None,
             memory: None,
             origin: Origin::default(),
+            flow: Flow::default(),
         }
     }
 }
@@ -156,7 +159,9 @@ impl ShardedRequest<'_> {
     /// Returns the headers of a call to a shard.
     fn headers(&self, shard: usize) -> Result<Vec<(&'static str, HeaderValue)>> {
         let background = self.terms.is_background.then(|| (BACKGROUND_HEADER, HeaderValue::from_static("1")));
-        Ok(self.sees(shard)?.into_iter().chain(background).collect())
+        let flow = self.terms.flow;
+        let client = (flow != Flow::default()).then(|| (CLIENT_HEADER, flow.0.into()));
+        Ok(self.sees(shard)?.into_iter().chain(background).chain(client).collect())
     }
 
     /// Returns the headers with the updates that the answer must include.

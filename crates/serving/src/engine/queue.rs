@@ -208,11 +208,17 @@ impl<J> Queue<J> {
         self.running.iter().flatten().filter(move |running| running.flow == Some(flow) && !running.is_background)
     }
 
+    /// Returns whether a caller must leave the last worker to others.
+    fn is_limited(&self, flow: Flow) -> bool {
+        self.running_of(flow).count() >= self.bounds.cores
+    }
+
     /// Returns whether a request may occupy one of the idle workers. One is left idle by long requests together, for short ones,
     /// by the requests of each caller, for those of others, and by background work, for those of callers.
     fn may_occupy_worker(&self, ask: &QueuedRequest) -> bool {
-        let running = if ask.is_background { self.running().count() } else { self.running_of(ask.flow).count() };
-        running < self.bounds.cores && (ask.cost_estimate <= INLINE_TIME_MAX || self.may_run_long())
+        let is_limited =
+            if ask.is_background { self.running().count() >= self.bounds.cores } else { self.is_limited(ask.flow) };
+        !is_limited && (ask.cost_estimate <= INLINE_TIME_MAX || self.may_run_long())
     }
 
     /// Returns the batches that run, without background work that must end.
@@ -291,15 +297,14 @@ impl<J> Queue<J> {
         self.wait(ask.priority, is_expensive, Some(ask.flow), now)
     }
 
-    /// Returns whether a caller must leave the last worker to others.
+    /// Returns whether any caller must leave the last worker to others.
     pub(super) fn is_caller_limited(&self) -> bool {
-        let of_callers = || self.running.iter().flatten().filter_map(|running| running.flow);
-        of_callers().any(|flow| self.running_of(flow).count() >= self.bounds.cores)
+        self.running.iter().flatten().filter_map(|running| running.flow).any(|flow| self.is_limited(flow))
     }
 
     /// Predicts the wait for a worker of the next short interactive request of a caller that just sent one.
     pub(super) fn wait_of(&self, flow: Flow, now: Instant) -> Duration {
-        if self.has_spare_worker() && self.running_of(flow).count() < self.bounds.cores {
+        if self.has_spare_worker() && !self.is_limited(flow) {
             return Duration::ZERO;
         }
         self.wait(Priority::Interactive, false, Some(flow), now)

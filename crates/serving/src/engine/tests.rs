@@ -391,7 +391,8 @@ fn abandoned_requests_do_not_delay_their_caller() {
     let (gate, held) = blocker(&engine, ms(1));
     let (second_gate, second_held) = blocker_of(Flow(9), &engine, ms(1));
     let ask = |n: u32| {
-        engine.submit(Work { cost_estimate: ms(200), ..work(n) }, CallOptions { flow: Flow(7), ..terms(ms(60_000)) })
+        // Expensive requests would leave the reserved worker to a short one.
+        engine.submit(Work { cost_estimate: ms(20), ..work(n) }, CallOptions { flow: Flow(7), ..terms(ms(60_000)) })
     };
     let waiting: Vec<_> = (0..100).map(ask).collect();
     let admits = || engine.admits(|| Flow(7), Some(ms(1000)));

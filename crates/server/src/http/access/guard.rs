@@ -70,6 +70,14 @@ impl Caller {
         }
     }
 
+    /// Returns whether the caller has the key of a router, which may name the client of each call.
+    pub(in crate::http) fn is_router(&self) -> bool {
+        match &self.0 {
+            CallerIdentity::Anybody | CallerIdentity::Nobody => false,
+            CallerIdentity::Key(key) => key.is_router,
+        }
+    }
+
     /// Returns the name of the caller's key.
     pub(in crate::http) fn name(&self) -> Option<&str> {
         match &self.0 {

@@ -8,6 +8,7 @@
 //! models = ["debian"]           # default: all models
 //! rate = 200                    # requests per second; default: unlimited
 //! burst = 400                   # requests at once; default: those of one second
+//! router = true                 # key of a router, which may name the client of each call; default: false
 //! ```
 
 use std::collections::BTreeSet;
@@ -38,6 +39,8 @@ type Digest = [u64; 4];
 pub(super) struct ApiKey {
     pub(super) name: String,
     pub(super) role: Role,
+    /// True if calls may name the client that they are made for.
+    pub(super) is_router: bool,
     models: Option<BTreeSet<String>>,
     digest: Digest,
     pub(super) meter: Option<Arc<Meter>>,
@@ -74,6 +77,8 @@ struct KeyEntry {
     models: Option<BTreeSet<String>>,
     rate: Option<f64>,
     burst: Option<f64>,
+    #[serde(default)]
+    router: bool,
 }
 
 impl ApiKeys {
@@ -150,7 +155,8 @@ impl KeyEntry {
         };
         let same = before.0.iter().find(|key| key.digest == digest).and_then(|key| key.meter.clone());
         let meter = rate.map(|rate| same.filter(|m| m.rate() == rate).unwrap_or_else(|| Arc::new(Meter::new(rate))));
-        Ok(ApiKey { name: self.name, role: self.role, models: self.models, digest, meter })
+        let KeyEntry { name, role, models, router: is_router, .. } = self;
+        Ok(ApiKey { name, role, is_router, models, digest, meter })
     }
 }
 
@@ -174,6 +180,15 @@ pub struct NewKey {
     pub secret: String,
     /// Lines for the file, without the key.
     pub entry: String,
+}
+
+impl NewKey {
+    /// Marks the key as a router's.
+    #[must_use]
+    pub fn for_router(mut self) -> Self {
+        self.entry.push_str("router = true\n");
+        self
+    }
 }
 
 /// Generates a key of 256 random bits, with a rate and burst in requests per second, if given.
@@ -258,6 +273,7 @@ mod tests {
         let entry = |rest: &str| format!("[[key]]\nname = \"a\"\nsha256 = \"{hash}\"\nrole = \"read\"\n{rest}\n");
         assert_eq!(parse("").unwrap().len(), 0);
         assert_eq!(parse(&entry("rate = 0.5\nburst = 7")).unwrap().len(), 1);
+        assert!(!parse(&entry("")).unwrap().0[0].is_router && parse(&entry("router = true")).unwrap().0[0].is_router);
         let twice = format!("{}{}", entry(""), entry(""));
         let shared = format!("{}{}", entry(""), entry("").replace("\"a\"", "\"b\""));
         for (text, expected) in [

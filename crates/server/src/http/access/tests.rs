@@ -16,10 +16,13 @@ use tower::ServiceExt as _;
 
 use super::*;
 use crate::http::connections::Peer;
+use crate::http::flow;
 use crate::http::table::{self, Matched, TABLE};
 use crate::http::verb::Verb;
 use crate::http::{App, Options, RouterApp, Traces, router, routes};
+use crate::route::protocol::CLIENT_HEADER;
 use crate::route::{self, Fleet};
+use sterling_core::quota::Flow;
 use sterling_serving::engine::{self, Engine, Passes};
 use sterling_serving::registry::{self, Registry, Snapshots};
 use sterling_snapshot::Store;
@@ -35,8 +38,9 @@ struct TestServer {
 
 const ALL: [&str; 0] = [];
 /// Keys with their roles and models.
-const KEYS: [(&str, Role, &[&str]); 5] = [
+const KEYS: [(&str, Role, &[&str]); 6] = [
     ("read", Role::Read, &ALL),
+    ("router", Role::Read, &ALL),
     ("write", Role::Write, &ALL),
     ("admin", Role::Admin, &ALL),
     ("admin-of-m", Role::Admin, &["m"]),
@@ -50,6 +54,7 @@ impl TestServer {
         for (name, role, models) in KEYS {
             let models: Vec<String> = models.iter().map(|model| model.to_string()).collect();
             let made = new_key(name, role, &models, None, None).unwrap();
+            let made = if name == "router" { made.for_router() } else { made };
             secrets.insert(name, made.secret);
             text += &made.entry;
         }
@@ -133,6 +138,30 @@ fn check_roles(edge: &TestServer) {
             assert_eq!(is_denied(Some(&edge.bearer(name))), expected, "{} {path} as {name}", route.method);
         }
     }
+}
+
+#[test]
+fn only_routers_name_their_clients() {
+    let server = TestServer::new(None);
+    // The connection counts towards this flow too.
+    let flow = |key: &str, client: &str| {
+        let request = Request::builder().uri("/v1/models").header("authorization", server.bearer(key));
+        let request = request.header(CLIENT_HEADER, client).body(Body::empty()).unwrap();
+        let response = server.runtime.block_on(server.router.clone().oneshot(request)).unwrap();
+        *response.extensions().get::<Flow>().unwrap()
+    };
+    assert_eq!(flow("router", "1"), flow("router", "1"));
+    assert_ne!(flow("router", "1"), flow("router", "2"));
+    for invalid in ["", "-1", "shop", "18446744073709551616"] {
+        assert_eq!(flow("router", invalid), Flow::of_key("router"), "{invalid}");
+    }
+    for key in ["read", "write", "admin"] {
+        assert_eq!(flow(key, "1"), Flow::of_key(key));
+    }
+    // Without keys, no caller is known to be a router.
+    let open = AccessControl::open(&AccessOptions::default()).unwrap().caller(None);
+    let address = Ipv4Addr::LOCALHOST.into();
+    assert_eq!(flow::flow(&open, Some(address), Some(b"1")), Flow::of_address(address));
 }
 
 #[test]

@@ -88,3 +88,46 @@ fn the_connections_that_waited_longest_are_evicted() {
     all.open()[0].remove(&2);
     assert!(!all.make_room(EntryPoint::Main), "active connections stay open");
 }
+
+#[test]
+fn a_poll_passes_on_a_bounded_part_of_an_answer() {
+    use std::sync::atomic::AtomicUsize;
+    use std::task::{Wake, Waker};
+
+    #[derive(Default)]
+    struct Wakes(AtomicUsize);
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    let wakes = Arc::new(Wakes::default());
+    let waker = Waker::from(wakes.clone());
+    let mut cx = Context::from_waker(&waker);
+    let sizes = [10, 3 * POLL_BYTES, POLL_BYTES - 11, 1, 0, 1, POLL_BYTES, 5];
+    for body in [
+        Body::from(vec![7; sizes.iter().sum()]),
+        Body::from_stream(futures_util::stream::iter(sizes.map(|size| Ok::<_, std::io::Error>(vec![7; size])))),
+    ] {
+        let exact = body.size_hint().exact();
+        let answer = TrackedBody::of(Response::new(body), Arc::new(Connection::new(PEER)));
+        let (mut body, mut all, mut in_poll, mut polls) = (answer.into_body(), 0, 0, 1);
+        while !body.is_end_stream() {
+            assert_eq!(body.size_hint().exact(), exact.map(|exact| exact - all as u64));
+            match Pin::new(&mut body).poll_frame(&mut cx) {
+                Poll::Ready(Some(Ok(frame))) => {
+                    let bytes = frame.into_data().map_or(0, |data| data.len());
+                    (all, in_poll) = (all + bytes, in_poll + bytes);
+                    assert!(in_poll <= POLL_BYTES);
+                }
+                Poll::Pending => {
+                    assert_eq!(wakes.0.swap(0, Ordering::Relaxed), 1, "the connection is polled again");
+                    (in_poll, polls) = (0, polls + 1);
+                }
+                Poll::Ready(None) => break,
+                Poll::Ready(Some(Err(error))) => panic!("{error}"),
+            }
+        }
+        assert_eq!((all, polls), (sizes.iter().sum(), 6));
+    }
+}

@@ -16,6 +16,9 @@ fn of_caller(caller: u64) -> Arc<LastCaller> {
     Arc::new(last)
 }
 
+/// Permits that a single caller may have of one thread's.
+const OWN_TURNS: usize = TURNS_PER_THREAD / 2;
+
 /// Numbers of the polled connections, in order.
 type Polls = Arc<Mutex<Vec<usize>>>;
 
@@ -81,27 +84,48 @@ fn a_connection_waits_for_few_tasks_of_another_caller_not_for_all() {
     assert_eq!(std::mem::take(&mut *locked(&polls)), (0..=many).collect::<Vec<_>>());
     let wakers: Vec<Waker> = tasks.iter().map(|task| task.waker.clone()).collect();
     wakers.iter().for_each(Waker::wake_by_ref);
-    assert_eq!(threads.waiting(), many + 1 - TURNS_PER_THREAD);
-    assert_eq!(runtime.run(&mut tasks), TURNS_PER_THREAD);
+    assert_eq!(threads.waiting(), many - OWN_TURNS, "the other caller has a permit at once");
+    assert_eq!(runtime.run(&mut tasks), OWN_TURNS + 1);
     let polls = std::mem::take(&mut *locked(&polls));
-    assert_eq!(polls.iter().position(|&n| n == many), Some(TURNS_PER_THREAD + 1), "the other caller is next but one");
+    assert_eq!(polls.iter().position(|&n| n == many), Some(OWN_TURNS));
     let of_one: Vec<usize> = polls.iter().copied().filter(|&n| n < many).collect();
     assert_eq!(of_one, (0..many).collect::<Vec<_>>(), "those of one caller go in their order, each once");
     assert_eq!((threads.waiting(), locked(&threads.queue).taken), (0, [0, 0]));
+    assert!(locked(&threads.queue).taken_by.is_empty(), "callers without polls take no memory");
+}
+
+#[test]
+fn callers_with_long_polls_leave_a_permit_to_the_next_caller() {
+    let (polls, runtime, threads) = (Polls::default(), Arc::new(Runtime::default()), Threads::new(2));
+    // Each caller has more ready connections than there are permits; none of their polls ends.
+    let most = threads.most;
+    let mut tasks: Vec<_> = (0..4 * most).map(|n| noted(n, &polls, &threads, (n / most) as u64)).collect();
+    (0..tasks.len()).for_each(|n| assert!(runtime.poll(&mut tasks, n).is_pending()));
+    tasks[..3 * most].iter().for_each(|task| task.waker.wake_by_ref());
+    let taken = runtime.reported();
+    assert_eq!(taken.len(), 7, "of 8: 4, half of the rest, and half of that");
+    tasks[3 * most].waker.wake_by_ref();
+    assert_eq!(runtime.reported(), [3 * most]);
+    assert_eq!(threads.waiting(), 3 * most - taken.len());
+    // A permit that is released goes to a caller with fewer permits than are free then.
+    assert!(runtime.poll(&mut tasks, 3 * most).is_pending());
+    assert_eq!(runtime.reported(), [0; 0]);
+    assert!(runtime.poll(&mut tasks, 0).is_pending());
+    assert_eq!(runtime.reported(), [2 * most + 1]);
 }
 
 #[test]
 fn permits_of_ended_tasks_go_to_others() {
     let (polls, runtime, threads) = (Polls::default(), Arc::new(Runtime::default()), Threads::new(1));
-    let mut tasks: Vec<_> = (0..3 * TURNS_PER_THREAD).map(|n| noted(n, &polls, &threads, 1)).collect();
+    let mut tasks: Vec<_> = (0..6 * OWN_TURNS).map(|n| noted(n, &polls, &threads, 1)).collect();
     (0..tasks.len()).for_each(|n| assert!(runtime.poll(&mut tasks, n).is_pending()));
     tasks.iter().for_each(|task| task.waker.wake_by_ref());
     locked(&polls).clear();
-    // Drops all tasks with a turn and half of the waiting ones.
+    // Drops all tasks with a permit and some of the waiting ones.
     runtime.reported();
-    tasks.drain(..2 * TURNS_PER_THREAD);
-    let left = runtime.reported().into_iter().filter(|&n| n >= 2 * TURNS_PER_THREAD);
-    assert_eq!(left.collect::<Vec<_>>(), (2 * TURNS_PER_THREAD..3 * TURNS_PER_THREAD).collect::<Vec<_>>());
+    tasks.drain(..5 * OWN_TURNS);
+    let left = runtime.reported().into_iter().filter(|&n| n >= 5 * OWN_TURNS);
+    assert_eq!(left.collect::<Vec<_>>(), (5 * OWN_TURNS..6 * OWN_TURNS).collect::<Vec<_>>());
     assert_eq!(threads.waiting(), 0);
     drop(tasks);
     assert_eq!(locked(&threads.queue).taken, [0, 0]);
@@ -131,18 +155,18 @@ fn a_task_that_is_woken_during_its_poll_is_polled_after_others() {
 #[test]
 fn endless_polls_do_not_starve_other_callers() {
     let (polls, runtime, threads) = (Polls::default(), Arc::new(Runtime::default()), Threads::new(1));
-    let mut tasks: Vec<_> = (0..2 * TURNS_PER_THREAD).map(|n| noted(n, &polls, &threads, 1)).collect();
+    let mut tasks: Vec<_> = (0..2 * OWN_TURNS).map(|n| noted(n, &polls, &threads, 1)).collect();
     (0..tasks.len()).for_each(|n| assert!(runtime.poll(&mut tasks, n).is_pending()));
     tasks.iter().for_each(|task| task.waker.wake_by_ref());
     let stuck = runtime.reported();
-    assert_eq!(stuck.len(), TURNS_PER_THREAD);
+    assert_eq!(stuck.len(), OWN_TURNS);
     threads.sweep();
     assert_eq!(runtime.reported(), [0; 0]);
     threads.sweep();
-    assert_eq!(runtime.reported(), (TURNS_PER_THREAD..2 * TURNS_PER_THREAD).collect::<Vec<_>>());
+    assert_eq!(runtime.reported(), (OWN_TURNS..2 * OWN_TURNS).collect::<Vec<_>>());
     // Turns that end after all do not free turns that were no longer counted.
     stuck.iter().for_each(|&n| assert!(runtime.poll(&mut tasks, n).is_pending()));
-    assert_eq!(locked(&threads.queue).taken.iter().sum::<usize>(), TURNS_PER_THREAD);
+    assert_eq!(locked(&threads.queue).taken.iter().sum::<usize>(), OWN_TURNS);
 }
 
 /// A connection whose requests are all rejected.

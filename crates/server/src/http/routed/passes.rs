@@ -150,6 +150,7 @@ impl CallInProgress<'_> {
             views: None,
             memory: None,
             origin: self.origin.clone(),
+            flow: self.flow,
         }
     }
 

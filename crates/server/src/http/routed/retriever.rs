@@ -15,6 +15,7 @@ use super::super::app::Host as _;
 use super::super::bodies::Bodies;
 use super::super::call::{Call, Parsed};
 use super::super::call_id::CallId;
+use super::super::flow::flow_of;
 use super::super::offload::Asides;
 use super::super::paths::Target;
 use super::super::position::positions;
@@ -132,7 +133,8 @@ impl Retriever for RouterApp {
         let shards = self.fleet().get(model, VersionSelector::Active)?.shards();
         let positions = positions(&head.uri, "min_position", shards)?.map(Arc::from);
         let origin = CallId::origin(&head.extensions);
-        let terms = Conditions { positions, origin, ..Conditions::until(deadline) };
+        let flow = flow_of(&head.extensions);
+        let terms = Conditions { positions, origin, flow, ..Conditions::until(deadline) };
         let (served, attributes, position) = self.fleet().item(model, id, terms).await?;
         let attributes = serde_json::from_str(&attributes)
             .map_err(|e| Error::unavailable(format!("the answer of a shard cannot be decoded by this router: {e}")))?;
