@@ -1,0 +1,156 @@
+//! Int8 products in AVX-512 VNNI: tiles of up to 14 rows and 32 columns, or up to 3 rows and 128 columns.
+
+use std::arch::x86_64::*;
+
+use super::super::avx512::lanes;
+use super::super::operands::LANES;
+use super::{QUAD, RowScale, TILE_COLUMNS, TILE_ROWS, Tile};
+
+/// Up to this number of rows, [`WIDE`] registers of columns are multiplied at once: fewer would be too few independent sums.
+const ROWS_FEW: usize = 3;
+const WIDE: usize = TILE_COLUMNS / LANES;
+
+/// Computes `portable::quantize`, bit for bit.
+///
+/// # Safety
+/// The CPU has AVX-512 F, BW and VL.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(super) unsafe fn quantize(row: &[f32], codes: &mut [u8]) -> RowScale {
+    assert!(codes.len() >= row.len().next_multiple_of(LANES), "too little memory for the codes of a row");
+    let (complete, rest) = row.as_chunks::<LANES>();
+    // SAFETY: a chunk fills a register.
+    let load = |numbers: &[f32; LANES]| unsafe { _mm512_loadu_ps(numbers.as_ptr()) };
+    // SAFETY: masked loads touch only the numbers; there are fewer than 16.
+    let last = unsafe { _mm512_maskz_loadu_ps(lanes(rest.len()), rest.as_ptr()) };
+    let none = _mm512_setzero_ps();
+    let (mut min, mut max, mut bits) = (none, none, _mm512_setzero_si512());
+    let magnitude = _mm512_set1_epi32(0x7fff_ffff);
+    for x in complete.iter().map(load).chain([last]) {
+        min = _mm512_min_ps(x, min);
+        max = _mm512_max_ps(x, max);
+        bits = _mm512_max_epu32(bits, _mm512_and_si512(_mm512_castps_si512(x), magnitude));
+    }
+    let is_finite = _mm512_reduce_max_epu32(bits) < f32::INFINITY.to_bits();
+    let of_row = RowScale::of(_mm512_reduce_min_ps(min), _mm512_reduce_max_ps(max), is_finite);
+    let (inverse, zero) = (_mm512_set1_ps(of_row.inverse), _mm512_set1_epi32(of_row.zero));
+    for (n, x) in complete.iter().map(load).chain([last]).enumerate() {
+        if n * LANES >= row.len() {
+            break;
+        }
+        // No code is negative: a row's least number has the code 0 or more, and rounding keeps the order.
+        let code = _mm512_add_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(x, inverse)), zero);
+        // SAFETY: the codes have room for complete registers, as asserted.
+        unsafe { _mm_storeu_si128(codes.as_mut_ptr().add(n * LANES).cast(), _mm512_cvtusepi32_epi8(code)) };
+    }
+    of_row
+}
+
+/// # Safety
+/// The CPU has AVX-512 F, BW, VL and VNNI; the slices are as long as `Kernels::product_int8` checks.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(super) unsafe fn tile(tile: &Tile<'_>, out: &mut [f32], stride: usize) {
+    assert!(tile.rows <= TILE_ROWS && out.len() >= (tile.rows - 1) * stride + tile.count);
+    let registers = tile.count.div_ceil(LANES);
+    let out = out.as_mut_ptr();
+    // SAFETY: this function's `# Safety` conditions hold; the registers lie inside the tile.
+    unsafe {
+        if tile.rows <= ROWS_FEW && registers == WIDE {
+            return match tile.rows {
+                1 => block::<1, WIDE>(tile, out, stride, 0),
+                2 => block::<2, WIDE>(tile, out, stride, 0),
+                _ => block::<ROWS_FEW, WIDE>(tile, out, stride, 0),
+            };
+        }
+        for register in (0..registers).step_by(2) {
+            match registers - register {
+                1 => rows::<1>(tile, out, stride, register),
+                _ => rows::<2>(tile, out, stride, register),
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`block`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn rows<const V: usize>(tile: &Tile<'_>, out: *mut f32, stride: usize, register: usize) {
+    // SAFETY: this function's `# Safety` conditions hold.
+    unsafe {
+        match tile.rows {
+            1 => block::<1, V>(tile, out, stride, register),
+            2 => block::<2, V>(tile, out, stride, register),
+            3 => block::<3, V>(tile, out, stride, register),
+            4 => block::<4, V>(tile, out, stride, register),
+            5 => block::<5, V>(tile, out, stride, register),
+            6 => block::<6, V>(tile, out, stride, register),
+            7 => block::<7, V>(tile, out, stride, register),
+            8 => block::<8, V>(tile, out, stride, register),
+            9 => block::<9, V>(tile, out, stride, register),
+            10 => block::<10, V>(tile, out, stride, register),
+            11 => block::<11, V>(tile, out, stride, register),
+            12 => block::<12, V>(tile, out, stride, register),
+            13 => block::<13, V>(tile, out, stride, register),
+            _ => block::<TILE_ROWS, V>(tile, out, stride, register),
+        }
+    }
+}
+
+/// Computes `M` rows and `V` registers of columns, from `register` of the tile on.
+///
+/// # Safety
+/// As [`tile`]; the tile has `M` rows, and columns in each of the registers.
+// Loops by index: iterators would move the sums through memory.
+#[allow(clippy::needless_range_loop)]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+#[inline]
+unsafe fn block<const M: usize, const V: usize>(tile: &Tile<'_>, out: *mut f32, stride: usize, register: usize) {
+    let mut sums = [[_mm512_setzero_si512(); V]; M];
+    let first = tile.first / LANES + register;
+    let mut columns = [std::ptr::null::<i8>(); V];
+    let mut apart = 0;
+    for v in 0..V {
+        let start;
+        (start, apart) = tile.matrix.register(first + v);
+        columns[v] = tile.matrix.codes().as_ptr().wrapping_add(start);
+    }
+    for k in 0..tile.matrix.quads() {
+        let mut weights = [_mm512_setzero_si512(); V];
+        for v in 0..V {
+            // SAFETY: each quad of the matrix has complete panels of columns.
+            weights[v] = unsafe { _mm512_loadu_si512(columns[v].add(k * apart).cast()) };
+        }
+        for m in 0..M {
+            // SAFETY: a row has complete quads of codes.
+            let quad = unsafe { tile.codes.as_ptr().add(m * tile.stride + k * QUAD).cast::<i32>().read_unaligned() };
+            let x = _mm512_set1_epi32(quad);
+            for v in 0..V {
+                sums[m][v] = _mm512_dpbusd_epi32(sums[m][v], x, weights[v]);
+            }
+        }
+    }
+    for v in 0..V {
+        let column = (first + v) * LANES;
+        let mask = lanes(tile.count - (register + v) * LANES);
+        // SAFETY: scales and sums of a matrix are padded to complete panels, a bias to a complete register.
+        let (of_columns, scales, bias) = unsafe {
+            let bias = match tile.bias.is_empty() {
+                true => _mm512_setzero_ps(),
+                false => _mm512_loadu_ps(tile.bias.as_ptr().add(column)),
+            };
+            let scales = _mm512_loadu_ps(tile.matrix.scales.as_ptr().add(column));
+            (_mm512_loadu_si512(tile.matrix.sums.as_ptr().add(column).cast()), scales, bias)
+        };
+        for m in 0..M {
+            let RowScale { scale, zero, .. } = tile.scales[m];
+            let sum = _mm512_sub_epi32(sums[m][v], _mm512_mullo_epi32(_mm512_set1_epi32(zero), of_columns));
+            let share = _mm512_mul_ps(_mm512_set1_ps(scale), scales);
+            let product = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), share);
+            // SAFETY: the masked numbers lie inside the result.
+            unsafe {
+                let to = out.add(m * stride + (register + v) * LANES);
+                let base = if tile.adds { _mm512_maskz_loadu_ps(mask, to) } else { bias };
+                _mm512_mask_storeu_ps(to, mask, _mm512_add_ps(product, base));
+            }
+        }
+    }
+}
