@@ -41,6 +41,8 @@ mod portable;
 mod rearrange;
 mod recurrent;
 #[cfg(target_arch = "x86_64")]
+mod softmax;
+#[cfg(target_arch = "x86_64")]
 mod tiles;
 
 pub use operands::{

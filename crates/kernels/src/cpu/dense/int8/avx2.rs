@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::super::operands::LANES;
-use super::{QUAD, RowScale, Tile, portable};
+use super::{QUAD, QUAD_BYTES, RowScale, Tile, portable};
 
 /// Maximum number of rows of a tile: 12 of 16 registers hold sums.
 const ROWS_MAX: usize = 3;
@@ -45,7 +45,7 @@ pub(super) unsafe fn tile(tile: &Tile<'_>, out: &mut [f32], stride: usize) {
 #[inline]
 unsafe fn block<const M: usize>(tile: &Tile<'_>, out: &mut [f32], stride: usize, row: usize, column: usize) {
     let mut sums = [[_mm256_setzero_si256(); WIDE]; M];
-    let (first, apart) = tile.matrix.register((tile.first + column) / LANES);
+    let first = tile.matrix.register((tile.first + column) / LANES);
     let (weights, codes) = (&tile.matrix.codes()[first..], &tile.codes[row * tile.stride..]);
     for k in 0..tile.matrix.quads() {
         let mut x = [_mm256_setzero_si256(); M];
@@ -56,7 +56,7 @@ unsafe fn block<const M: usize>(tile: &Tile<'_>, out: &mut [f32], stride: usize,
         }
         for v in 0..WIDE {
             // SAFETY: each quad of the matrix has complete panels of columns.
-            let w = unsafe { _mm_loadu_si128(weights.as_ptr().add(k * apart + v * WIDTH * QUAD).cast()) };
+            let w = unsafe { _mm_loadu_si128(weights.as_ptr().add(k * QUAD_BYTES + v * WIDTH * QUAD).cast()) };
             let w = _mm256_cvtepi8_epi16(w);
             for m in 0..M {
                 sums[m][v] = _mm256_add_epi32(sums[m][v], _mm256_madd_epi16(x[m], w));

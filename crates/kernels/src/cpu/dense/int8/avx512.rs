@@ -4,11 +4,13 @@ use std::arch::x86_64::*;
 
 use super::super::avx512::lanes;
 use super::super::operands::LANES;
-use super::{QUAD, RowScale, TILE_COLUMNS, TILE_ROWS, Tile};
+use super::{QUAD, QUAD_BYTES, RowScale, TILE_COLUMNS, TILE_ROWS, Tile};
 
 /// Up to this number of rows, [`WIDE`] registers of columns are multiplied at once: fewer would be too few independent sums.
 const ROWS_FEW: usize = 3;
 const WIDE: usize = TILE_COLUMNS / LANES;
+/// Maximum number of registers that hold sums.
+const ROOM: usize = 2 * TILE_ROWS;
 
 /// Computes `portable::quantize`, bit for bit.
 ///
@@ -52,19 +54,20 @@ pub(super) unsafe fn tile(tile: &Tile<'_>, out: &mut [f32], stride: usize) {
     assert!(tile.rows <= TILE_ROWS && out.len() >= (tile.rows - 1) * stride + tile.count);
     let registers = tile.count.div_ceil(LANES);
     let out = out.as_mut_ptr();
+    let room = &mut [_mm512_setzero_si512(); ROOM];
     // SAFETY: this function's `# Safety` conditions hold; the registers lie inside the tile.
     unsafe {
         if tile.rows <= ROWS_FEW && registers == WIDE {
             return match tile.rows {
-                1 => block::<1, WIDE>(tile, out, stride, 0),
-                2 => block::<2, WIDE>(tile, out, stride, 0),
-                _ => block::<ROWS_FEW, WIDE>(tile, out, stride, 0),
+                1 => block::<1, WIDE>(tile, out, stride, 0, room),
+                2 => block::<2, WIDE>(tile, out, stride, 0, room),
+                _ => block::<ROWS_FEW, WIDE>(tile, out, stride, 0, room),
             };
         }
         for register in (0..registers).step_by(2) {
             match registers - register {
-                1 => rows::<1>(tile, out, stride, register),
-                _ => rows::<2>(tile, out, stride, register),
+                1 => rows::<1>(tile, out, stride, register, room),
+                _ => rows::<2>(tile, out, stride, register, room),
             }
         }
     }
@@ -73,24 +76,30 @@ pub(super) unsafe fn tile(tile: &Tile<'_>, out: &mut [f32], stride: usize) {
 /// # Safety
 /// As [`block`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn rows<const V: usize>(tile: &Tile<'_>, out: *mut f32, stride: usize, register: usize) {
+unsafe fn rows<const V: usize>(
+    tile: &Tile<'_>,
+    out: *mut f32,
+    stride: usize,
+    register: usize,
+    room: &mut [__m512i; ROOM],
+) {
     // SAFETY: this function's `# Safety` conditions hold.
     unsafe {
         match tile.rows {
-            1 => block::<1, V>(tile, out, stride, register),
-            2 => block::<2, V>(tile, out, stride, register),
-            3 => block::<3, V>(tile, out, stride, register),
-            4 => block::<4, V>(tile, out, stride, register),
-            5 => block::<5, V>(tile, out, stride, register),
-            6 => block::<6, V>(tile, out, stride, register),
-            7 => block::<7, V>(tile, out, stride, register),
-            8 => block::<8, V>(tile, out, stride, register),
-            9 => block::<9, V>(tile, out, stride, register),
-            10 => block::<10, V>(tile, out, stride, register),
-            11 => block::<11, V>(tile, out, stride, register),
-            12 => block::<12, V>(tile, out, stride, register),
-            13 => block::<13, V>(tile, out, stride, register),
-            _ => block::<TILE_ROWS, V>(tile, out, stride, register),
+            1 => block::<1, V>(tile, out, stride, register, room),
+            2 => block::<2, V>(tile, out, stride, register, room),
+            3 => block::<3, V>(tile, out, stride, register, room),
+            4 => block::<4, V>(tile, out, stride, register, room),
+            5 => block::<5, V>(tile, out, stride, register, room),
+            6 => block::<6, V>(tile, out, stride, register, room),
+            7 => block::<7, V>(tile, out, stride, register, room),
+            8 => block::<8, V>(tile, out, stride, register, room),
+            9 => block::<9, V>(tile, out, stride, register, room),
+            10 => block::<10, V>(tile, out, stride, register, room),
+            11 => block::<11, V>(tile, out, stride, register, room),
+            12 => block::<12, V>(tile, out, stride, register, room),
+            13 => block::<13, V>(tile, out, stride, register, room),
+            _ => block::<TILE_ROWS, V>(tile, out, stride, register, room),
         }
     }
 }
@@ -99,40 +108,50 @@ unsafe fn rows<const V: usize>(tile: &Tile<'_>, out: *mut f32, stride: usize, re
 ///
 /// # Safety
 /// As [`tile`]; the tile has `M` rows, and columns in each of the registers.
-// Loops by index: iterators would move the sums through memory.
-#[allow(clippy::needless_range_loop)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 #[inline]
-unsafe fn block<const M: usize, const V: usize>(tile: &Tile<'_>, out: *mut f32, stride: usize, register: usize) {
+unsafe fn block<const M: usize, const V: usize>(
+    tile: &Tile<'_>,
+    out: *mut f32,
+    stride: usize,
+    register: usize,
+    room: &mut [__m512i; ROOM],
+) {
     let mut sums = [[_mm512_setzero_si512(); V]; M];
     let first = tile.first / LANES + register;
     let mut columns = [std::ptr::null::<i8>(); V];
-    let mut apart = 0;
-    for v in 0..V {
-        let start;
-        (start, apart) = tile.matrix.register(first + v);
-        columns[v] = tile.matrix.codes().as_ptr().wrapping_add(start);
+    for (v, column) in columns.iter_mut().enumerate() {
+        *column = tile.matrix.codes().as_ptr().wrapping_add(tile.matrix.register(first + v));
     }
+    let codes = tile.codes.as_ptr();
     for k in 0..tile.matrix.quads() {
         let mut weights = [_mm512_setzero_si512(); V];
         for v in 0..V {
             // SAFETY: each quad of the matrix has complete panels of columns.
-            weights[v] = unsafe { _mm512_loadu_si512(columns[v].add(k * apart).cast()) };
+            weights[v] = unsafe { _mm512_loadu_si512(columns[v].add(k * QUAD_BYTES).cast()) };
         }
-        for m in 0..M {
+        for (m, sum) in sums.iter_mut().enumerate() {
             // SAFETY: a row has complete quads of codes.
-            let quad = unsafe { tile.codes.as_ptr().add(m * tile.stride + k * QUAD).cast::<i32>().read_unaligned() };
+            let quad = unsafe { codes.add(m * tile.stride + k * QUAD).cast::<i32>().read_unaligned() };
             let x = _mm512_set1_epi32(quad);
             for v in 0..V {
-                sums[m][v] = _mm512_dpbusd_epi32(sums[m][v], x, weights[v]);
+                sum[v] = _mm512_dpbusd_epi32(sum[v], x, weights[v]);
             }
         }
     }
-    for v in 0..V {
+    // The sums leave the registers in loops that the compiler unrolls. It would not unroll the loops below, and would keep
+    // their operand in memory during the products, too.
+    let (done, _) = room.split_at_mut(M * V);
+    for (m, sum) in sums.iter().enumerate() {
+        for (v, &sum) in sum.iter().enumerate() {
+            done[m * V + v] = sum;
+        }
+    }
+    let mut of_columns = [(_mm512_setzero_si512(), _mm512_setzero_ps(), _mm512_setzero_ps()); V];
+    for (v, of_column) in of_columns.iter_mut().enumerate() {
         let column = (first + v) * LANES;
-        let mask = lanes(tile.count - (register + v) * LANES);
         // SAFETY: scales and sums of a matrix are padded to complete panels, a bias to a complete register.
-        let (of_columns, scales, bias) = unsafe {
+        *of_column = unsafe {
             let bias = match tile.bias.is_empty() {
                 true => _mm512_setzero_ps(),
                 false => _mm512_loadu_ps(tile.bias.as_ptr().add(column)),
@@ -140,11 +159,13 @@ unsafe fn block<const M: usize, const V: usize>(tile: &Tile<'_>, out: *mut f32, 
             let scales = _mm512_loadu_ps(tile.matrix.scales.as_ptr().add(column));
             (_mm512_loadu_si512(tile.matrix.sums.as_ptr().add(column).cast()), scales, bias)
         };
-        for m in 0..M {
-            let RowScale { scale, zero, .. } = tile.scales[m];
-            let sum = _mm512_sub_epi32(sums[m][v], _mm512_mullo_epi32(_mm512_set1_epi32(zero), of_columns));
-            let share = _mm512_mul_ps(_mm512_set1_ps(scale), scales);
-            let product = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), share);
+    }
+    for (m, (sums, of_row)) in done.chunks_exact(V).zip(tile.scales).enumerate() {
+        let (scale, zero) = (_mm512_set1_ps(of_row.scale), _mm512_set1_epi32(of_row.zero));
+        for (v, (&sum, &(of_column, scales, bias))) in sums.iter().zip(&of_columns).enumerate() {
+            let mask = lanes(tile.count - (register + v) * LANES);
+            let sum = _mm512_sub_epi32(sum, _mm512_mullo_epi32(zero, of_column));
+            let product = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(scale, scales));
             // SAFETY: the masked numbers lie inside the result.
             unsafe {
                 let to = out.add(m * stride + (register + v) * LANES);

@@ -96,10 +96,10 @@ impl Int8Matrix {
         bytemuck::cast_slice(self.codes.numbers())
     }
 
-    /// Returns the position of a register of 16 columns in the codes, and the distance between its quads, in bytes.
-    fn register(&self, register: usize) -> (usize, usize) {
+    /// Returns the position of a register of 16 columns in the codes; its quads are [`QUAD_BYTES`] apart.
+    fn register(&self, register: usize) -> usize {
         let first = register * LANES;
-        (first / PANEL * self.quads() * QUAD_BYTES + first % PANEL * QUAD, QUAD_BYTES)
+        first / PANEL * self.quads() * QUAD_BYTES + first % PANEL * QUAD
     }
 }
 

@@ -1,7 +1,7 @@
 //! Int8 products for any instruction set.
 
 use super::super::operands::LANES;
-use super::{QUAD, RowScale, Tile};
+use super::{QUAD, QUAD_BYTES, RowScale, Tile};
 
 /// Quantizes a row, and pads it with the code 0 to complete quads.
 #[inline(always)]
@@ -30,11 +30,11 @@ pub(super) fn quantize(row: &[f32], codes: &mut [u8]) -> RowScale {
 pub(super) fn tile(tile: &Tile<'_>, out: &mut [f32], stride: usize) {
     for row in 0..tile.rows {
         for column in (0..tile.count).step_by(LANES) {
-            let (first, apart) = tile.matrix.register((tile.first + column) / LANES);
+            let first = tile.matrix.register((tile.first + column) / LANES);
             let mut sums = [0i32; LANES];
             let codes = tile.codes[row * tile.stride..].as_chunks::<QUAD>().0;
             for (k, x) in codes.iter().enumerate().take(tile.matrix.quads()) {
-                let weights = tile.matrix.codes()[first + k * apart..][..LANES * QUAD].as_chunks::<QUAD>().0;
+                let weights = tile.matrix.codes()[first + k * QUAD_BYTES..][..LANES * QUAD].as_chunks::<QUAD>().0;
                 for (sum, w) in sums.iter_mut().zip(weights) {
                     *sum += (0..QUAD).map(|n| i32::from(x[n]) * i32::from(w[n])).sum::<i32>();
                 }
