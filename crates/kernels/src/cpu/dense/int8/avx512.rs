@@ -4,8 +4,10 @@ use std::arch::x86_64::*;
 
 use super::super::avx512::lanes;
 use super::super::operands::LANES;
-use super::{QUAD, QUAD_BYTES, RowScale, TILE_COLUMNS, TILE_ROWS, Tile};
+use super::{QUAD, QUAD_BYTES, ROWS_MAX, RowScale, TILE_COLUMNS, Tile};
 
+/// Maximum number of rows of a tile: 28 of 32 registers hold sums.
+const TILE_ROWS: usize = 14;
 /// Up to this number of rows, [`WIDE`] registers of columns are multiplied at once: fewer would be too few independent sums.
 const ROWS_FEW: usize = 3;
 const WIDE: usize = TILE_COLUMNS / LANES;
@@ -51,7 +53,7 @@ pub(super) unsafe fn quantize(row: &[f32], codes: &mut [u8]) -> RowScale {
 /// The CPU has AVX-512 F, BW, VL and VNNI; the slices are as long as `Kernels::product_int8` checks.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) unsafe fn tile(tile: &Tile<'_>, out: &mut [f32], stride: usize) {
-    assert!(tile.rows <= TILE_ROWS && out.len() >= (tile.rows - 1) * stride + tile.count);
+    assert!((1..=ROWS_MAX).contains(&tile.rows) && out.len() >= (tile.rows - 1) * stride + tile.count);
     let registers = tile.count.div_ceil(LANES);
     let out = out.as_mut_ptr();
     let room = &mut [_mm512_setzero_si512(); ROOM];
@@ -59,71 +61,82 @@ pub(super) unsafe fn tile(tile: &Tile<'_>, out: &mut [f32], stride: usize) {
     unsafe {
         if tile.rows <= ROWS_FEW && registers == WIDE {
             return match tile.rows {
-                1 => block::<1, WIDE>(tile, out, stride, 0, room),
-                2 => block::<2, WIDE>(tile, out, stride, 0, room),
-                _ => block::<ROWS_FEW, WIDE>(tile, out, stride, 0, room),
+                1 => block::<1, WIDE>(tile, out, Place { row: 0, register: 0, stride }, room),
+                2 => block::<2, WIDE>(tile, out, Place { row: 0, register: 0, stride }, room),
+                _ => block::<ROWS_FEW, WIDE>(tile, out, Place { row: 0, register: 0, stride }, room),
             };
         }
+        let tiles = tile.rows.div_ceil(TILE_ROWS);
         for register in (0..registers).step_by(2) {
-            match registers - register {
-                1 => rows::<1>(tile, out, stride, register, room),
-                _ => rows::<2>(tile, out, stride, register, room),
+            let mut row = 0;
+            for n in 0..tiles {
+                let count = (tile.rows - row).div_ceil(tiles - n);
+                let place = Place { row, register, stride };
+                match registers - register {
+                    1 => rows::<1>(tile, count, out, place, room),
+                    _ => rows::<2>(tile, count, out, place, room),
+                }
+                row += count;
             }
         }
     }
 }
 
-/// # Safety
-/// As [`block`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn rows<const V: usize>(
-    tile: &Tile<'_>,
-    out: *mut f32,
-    stride: usize,
+/// First row and register of a tile, and distance between rows of the output.
+#[derive(Clone, Copy)]
+struct Place {
+    row: usize,
     register: usize,
-    room: &mut [__m512i; ROOM],
-) {
+    stride: usize,
+}
+
+/// Computes a tile of `count` rows.
+///
+/// # Safety
+/// As [`block`], with `count` for `M`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn rows<const V: usize>(tile: &Tile<'_>, count: usize, out: *mut f32, place: Place, room: &mut [__m512i; ROOM]) {
     // SAFETY: this function's `# Safety` conditions hold.
     unsafe {
-        match tile.rows {
-            1 => block::<1, V>(tile, out, stride, register, room),
-            2 => block::<2, V>(tile, out, stride, register, room),
-            3 => block::<3, V>(tile, out, stride, register, room),
-            4 => block::<4, V>(tile, out, stride, register, room),
-            5 => block::<5, V>(tile, out, stride, register, room),
-            6 => block::<6, V>(tile, out, stride, register, room),
-            7 => block::<7, V>(tile, out, stride, register, room),
-            8 => block::<8, V>(tile, out, stride, register, room),
-            9 => block::<9, V>(tile, out, stride, register, room),
-            10 => block::<10, V>(tile, out, stride, register, room),
-            11 => block::<11, V>(tile, out, stride, register, room),
-            12 => block::<12, V>(tile, out, stride, register, room),
-            13 => block::<13, V>(tile, out, stride, register, room),
-            _ => block::<TILE_ROWS, V>(tile, out, stride, register, room),
+        match count {
+            1 => block::<1, V>(tile, out, place, room),
+            2 => block::<2, V>(tile, out, place, room),
+            3 => block::<3, V>(tile, out, place, room),
+            4 => block::<4, V>(tile, out, place, room),
+            5 => block::<5, V>(tile, out, place, room),
+            6 => block::<6, V>(tile, out, place, room),
+            7 => block::<7, V>(tile, out, place, room),
+            8 => block::<8, V>(tile, out, place, room),
+            9 => block::<9, V>(tile, out, place, room),
+            10 => block::<10, V>(tile, out, place, room),
+            11 => block::<11, V>(tile, out, place, room),
+            12 => block::<12, V>(tile, out, place, room),
+            13 => block::<13, V>(tile, out, place, room),
+            _ => block::<TILE_ROWS, V>(tile, out, place, room),
         }
     }
 }
 
-/// Computes `M` rows and `V` registers of columns, from `register` of the tile on.
+/// Computes `M` rows and `V` registers of columns, from `place` on.
 ///
 /// # Safety
-/// As [`tile`]; the tile has `M` rows, and columns in each of the registers.
+/// As [`tile`]; the tile has `M` rows from the first one on, and columns in each of the registers.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 #[inline]
 unsafe fn block<const M: usize, const V: usize>(
     tile: &Tile<'_>,
     out: *mut f32,
-    stride: usize,
-    register: usize,
+    place: Place,
     room: &mut [__m512i; ROOM],
 ) {
+    let Place { row, register, stride } = place;
     let mut sums = [[_mm512_setzero_si512(); V]; M];
     let first = tile.first / LANES + register;
     let mut columns = [std::ptr::null::<i8>(); V];
     for (v, column) in columns.iter_mut().enumerate() {
         *column = tile.matrix.codes().as_ptr().wrapping_add(tile.matrix.register(first + v));
     }
-    let codes = tile.codes.as_ptr();
+    let codes = tile.codes.as_ptr().wrapping_add(row * tile.stride);
     for k in 0..tile.matrix.quads() {
         let mut weights = [_mm512_setzero_si512(); V];
         for v in 0..V {
@@ -160,7 +173,7 @@ unsafe fn block<const M: usize, const V: usize>(
             (_mm512_loadu_si512(tile.matrix.sums.as_ptr().add(column).cast()), scales, bias)
         };
     }
-    for (m, (sums, of_row)) in done.chunks_exact(V).zip(tile.scales).enumerate() {
+    for (m, (sums, of_row)) in done.chunks_exact(V).zip(&tile.scales[row..]).enumerate() {
         let (scale, zero) = (_mm512_set1_ps(of_row.scale), _mm512_set1_epi32(of_row.zero));
         for (v, (&sum, &(of_column, scales, bias))) in sums.iter().zip(&of_columns).enumerate() {
             let mask = lanes(tile.count - (register + v) * LANES);
@@ -168,7 +181,7 @@ unsafe fn block<const M: usize, const V: usize>(
             let product = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(scale, scales));
             // SAFETY: the masked numbers lie inside the result.
             unsafe {
-                let to = out.add(m * stride + (register + v) * LANES);
+                let to = out.add((row + m) * stride + (register + v) * LANES);
                 let base = if tile.adds { _mm512_maskz_loadu_ps(mask, to) } else { bias };
                 _mm512_mask_storeu_ps(to, mask, _mm512_add_ps(product, base));
             }

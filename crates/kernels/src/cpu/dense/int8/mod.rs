@@ -23,8 +23,11 @@ use crate::cpu::isa::{Isa, Kernels};
 const QUAD: usize = 4;
 /// Bytes of a panel's columns per quad of the depth.
 const QUAD_BYTES: usize = PANEL * QUAD;
-/// Maximum number of rows that are quantized and multiplied together: the widest tile.
-const TILE_ROWS: usize = 14;
+/// Maximum number of rows that are quantized and multiplied together. Several tiles of rows read a panel from the L1 cache.
+const ROWS_MAX: usize = 56;
+/// Depth from which on a panel and the codes of so many rows exceed the L1 cache, and maximum number of rows then.
+const DEEP: usize = 512;
+const DEEP_ROWS_MAX: usize = 14;
 /// Number of columns that are computed before their function is applied, so that they are still in the L1 cache.
 const TILE_COLUMNS: usize = 4 * PANEL;
 /// Maximum depth of an int8 product: sums of deeper ones may exceed 32 bits.
@@ -160,12 +163,12 @@ impl RowScale {
 /// Quantized rows, and columns of the result to compute.
 #[derive(Clone, Copy)]
 struct Tile<'a> {
-    /// Number of rows, at most [`TILE_ROWS`].
+    /// Number of rows, at most [`ROWS_MAX`].
     rows: usize,
     /// Codes of the rows, `stride` bytes apart, padded to complete quads.
     codes: &'a [u8],
     stride: usize,
-    scales: &'a [RowScale; TILE_ROWS],
+    scales: &'a [RowScale; ROWS_MAX],
     matrix: &'a Int8Matrix,
     /// First column, a multiple of [`TILE_COLUMNS`], and number of columns.
     first: usize,
@@ -190,7 +193,7 @@ macro_rules! dispatch {
     };
 }
 
-/// Scratch memory of a thread: codes of a tile's rows, and results before their function is applied.
+/// Scratch memory of a thread: codes of a block's rows, and results before their function is applied.
 #[derive(Default)]
 struct Room {
     codes: Lines,
@@ -220,19 +223,21 @@ impl Kernels {
             assert!(numbers.len() >= (rows - 1) * stride + matrix.depth, "rows of a part too short");
         }
         ROOM.with_borrow_mut(|room| {
-            let tiles = rows.div_ceil(TILE_ROWS);
+            let is_deep = parts.iter().any(|part| part.matrix.depth > DEEP);
+            let most = if is_deep { DEEP_ROWS_MAX } else { ROWS_MAX };
+            let blocks = rows.div_ceil(most);
             let mut row = 0;
-            for tile in 0..tiles {
-                // Tiles of nearly equal height, so that none has only a row or two.
-                let count = (rows - row).div_ceil(tiles - tile);
-                self.tile_int8(product, row, count, room, &mut out[row * stride..], stride);
+            for block in 0..blocks {
+                // Blocks of nearly equal height, so that none has only a row or two.
+                let count = (rows - row).div_ceil(blocks - block);
+                self.block_int8(product, row, count, room, &mut out[row * stride..], stride);
                 row += count;
             }
         });
     }
 
     /// Computes `count` rows from `row` on.
-    fn tile_int8(
+    fn block_int8(
         self,
         product: &Int8Product<'_>,
         row: usize,
@@ -244,18 +249,18 @@ impl Kernels {
         let columns = product.parts[0].matrix.columns;
         // A function of a sum of several parts is applied when the last part has been added.
         let is_mapped_at_once = product.map.is_some() && product.parts.len() == 1;
-        if is_mapped_at_once && room.results.numbers().len() < TILE_ROWS * TILE_COLUMNS {
-            room.results = Lines::new(TILE_ROWS * TILE_COLUMNS);
+        if is_mapped_at_once && room.results.numbers().len() < ROWS_MAX * TILE_COLUMNS {
+            room.results = Lines::new(ROWS_MAX * TILE_COLUMNS);
         }
         for (n, part) in product.parts.iter().enumerate() {
             let matrix = part.matrix;
             // Rows a multiple of 4 KiB apart would share sets of the L1 cache.
             let apart = matrix.depth.next_multiple_of(4 * LANES) + 4 * LANES;
-            if 4 * room.codes.numbers().len() < TILE_ROWS * apart {
-                room.codes = Lines::new(TILE_ROWS * apart / 4);
+            if 4 * room.codes.numbers().len() < count * apart {
+                room.codes = Lines::new(count * apart / 4);
             }
             let codes: &mut [u8] = bytemuck::cast_slice_mut(room.codes.numbers_mut());
-            let mut scales = [RowScale::default(); TILE_ROWS];
+            let mut scales = [RowScale::default(); ROWS_MAX];
             for (m, (scale, codes)) in scales.iter_mut().zip(codes.chunks_exact_mut(apart)).enumerate().take(count) {
                 let numbers = &part.rows[(row + m) * part.stride..][..matrix.depth];
                 *scale = dispatch!(self, quantize(numbers, codes));
