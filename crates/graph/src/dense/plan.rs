@@ -106,7 +106,7 @@ pub(super) fn plan(graph: &Graph, precision: Precision, fuses: bool) -> Result<P
     planner.add_biases(&needed, &mut readers);
     planner.rectify(&needed, &readers);
     if precision == Precision::Int8 {
-        planner.quantize(&needed, &readers);
+        planner.quantize(&needed, &mut readers);
     }
     planner.find_homes();
     let outputs = planner.outputs();

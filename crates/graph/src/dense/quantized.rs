@@ -59,7 +59,7 @@ fn gains(graph: &Graph, id: Id) -> bool {
 
 impl Planner<'_> {
     /// Finds the products to compute in int8, and the activation functions that nothing but these products computes.
-    pub(super) fn quantize(&mut self, needed: &[bool], readers: &[usize]) {
+    pub(super) fn quantize(&mut self, needed: &[bool], readers: &mut [usize]) {
         let outputs = self.outputs();
         let live = |planner: &Self| -> Vec<Id> {
             (0..needed.len()).filter(|&id| needed[id] && planner.alias[id].is_none()).collect()
@@ -76,6 +76,7 @@ impl Planner<'_> {
             if self.quantized.is_product(root) && is_alone && !outputs.contains(&id) {
                 self.quantized.maps.insert(root, f);
                 self.alias[id] = Some(a);
+                readers[root] = readers[id];
             }
         }
     }

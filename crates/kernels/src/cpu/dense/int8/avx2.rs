@@ -3,10 +3,10 @@
 use std::arch::x86_64::*;
 
 use super::super::operands::LANES;
-use super::{QUAD, QUAD_BYTES, RowScale, Tile, portable};
+use super::{QUAD, QUAD_BYTES, ROWS_MAX, RowScale, Rows, Tile, portable};
 
 /// Maximum number of rows of a tile: 12 of 16 registers hold sums.
-const ROWS_MAX: usize = 3;
+const TILE_ROWS: usize = 3;
 /// Columns per register: each has two lanes of partial sums.
 const WIDTH: usize = 4;
 /// Number of registers per row of a tile.
@@ -15,22 +15,22 @@ const WIDE: usize = LANES / WIDTH;
 /// # Safety
 /// The CPU has AVX2 and FMA.
 #[target_feature(enable = "avx2,fma")]
-pub(super) unsafe fn quantize(row: &[f32], codes: &mut [u8]) -> RowScale {
-    portable::quantize(row, codes)
+pub(super) unsafe fn quantize(rows: &Rows<'_>, codes: &mut [u8], apart: usize, scales: &mut [RowScale; ROWS_MAX]) {
+    portable::quantize(rows, codes, apart, scales);
 }
 
 /// # Safety
 /// The CPU has AVX2 and FMA; the slices are as long as `Kernels::product_int8` checks.
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn tile(tile: &Tile<'_>, out: &mut [f32], stride: usize) {
-    for row in (0..tile.rows).step_by(ROWS_MAX) {
+    for row in (0..tile.rows).step_by(TILE_ROWS) {
         for column in (0..tile.count).step_by(LANES) {
             // SAFETY: this function's `# Safety` conditions hold; the rows and the column lie inside the tile.
             unsafe {
                 match tile.rows - row {
                     1 => block::<1>(tile, out, stride, row, column),
                     2 => block::<2>(tile, out, stride, row, column),
-                    _ => block::<ROWS_MAX>(tile, out, stride, row, column),
+                    _ => block::<TILE_ROWS>(tile, out, stride, row, column),
                 }
             }
         }

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::super::avx512::lanes;
 use super::super::operands::LANES;
-use super::{QUAD, QUAD_BYTES, ROWS_MAX, RowScale, TILE_COLUMNS, Tile};
+use super::{QUAD, QUAD_BYTES, ROWS_MAX, RowScale, Rows, TILE_COLUMNS, Tile};
 
 /// Maximum number of rows of a tile: 28 of 32 registers hold sums.
 const TILE_ROWS: usize = 14;
@@ -14,39 +14,42 @@ const WIDE: usize = TILE_COLUMNS / LANES;
 /// Maximum number of registers that hold sums.
 const ROOM: usize = 2 * TILE_ROWS;
 
-/// Computes `portable::quantize`, bit for bit.
+/// Computes `portable::quantize`, bit for bit. Each step is done for all rows, because the steps of one row wait for each other.
 ///
 /// # Safety
 /// The CPU has AVX-512 F, BW and VL.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(super) unsafe fn quantize(row: &[f32], codes: &mut [u8]) -> RowScale {
-    assert!(codes.len() >= row.len().next_multiple_of(LANES), "too little memory for the codes of a row");
-    let (complete, rest) = row.as_chunks::<LANES>();
-    // SAFETY: a chunk fills a register.
-    let load = |numbers: &[f32; LANES]| unsafe { _mm512_loadu_ps(numbers.as_ptr()) };
-    // SAFETY: masked loads touch only the numbers; there are fewer than 16.
-    let last = unsafe { _mm512_maskz_loadu_ps(lanes(rest.len()), rest.as_ptr()) };
-    let none = _mm512_setzero_ps();
-    let (mut min, mut max, mut bits) = (none, none, _mm512_setzero_si512());
-    let magnitude = _mm512_set1_epi32(0x7fff_ffff);
-    for x in complete.iter().map(load).chain([last]) {
-        min = _mm512_min_ps(x, min);
-        max = _mm512_max_ps(x, max);
-        bits = _mm512_max_epu32(bits, _mm512_and_si512(_mm512_castps_si512(x), magnitude));
-    }
-    let is_finite = _mm512_reduce_max_epu32(bits) < f32::INFINITY.to_bits();
-    let of_row = RowScale::of(_mm512_reduce_min_ps(min), _mm512_reduce_max_ps(max), is_finite);
-    let (inverse, zero) = (_mm512_set1_ps(of_row.inverse), _mm512_set1_epi32(of_row.zero));
-    for (n, x) in complete.iter().map(load).chain([last]).enumerate() {
-        if n * LANES >= row.len() {
-            break;
+pub(super) unsafe fn quantize(rows: &Rows<'_>, codes: &mut [u8], apart: usize, scales: &mut [RowScale; ROWS_MAX]) {
+    let Rows { numbers, stride, depth, count } = *rows;
+    assert!((1..=ROWS_MAX).contains(&count) && numbers.len() >= (count - 1) * stride + depth);
+    assert!(apart >= depth.next_multiple_of(LANES) && codes.len() >= count * apart, "too little memory for the codes");
+    for (row, scale) in scales[..count].iter_mut().enumerate() {
+        let [mut min, mut max] = [_mm512_setzero_ps(); 2];
+        let mut unordered = 0;
+        for first in (0..depth).step_by(LANES) {
+            // SAFETY: masked loads touch only the numbers of the row.
+            let x = unsafe { _mm512_maskz_loadu_ps(lanes(depth - first), numbers.as_ptr().add(row * stride + first)) };
+            // The instructions return their second operand if one is NaN.
+            min = _mm512_min_ps(x, min);
+            max = _mm512_max_ps(x, max);
+            unordered |= _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
         }
-        // No code is negative: a row's least number has the code 0 or more, and rounding keeps the order.
-        let code = _mm512_add_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(x, inverse)), zero);
-        // SAFETY: the codes have room for complete registers, as asserted.
-        unsafe { _mm_storeu_si128(codes.as_mut_ptr().add(n * LANES).cast(), _mm512_cvtusepi32_epi8(code)) };
+        let (min, max) = (_mm512_reduce_min_ps(min), _mm512_reduce_max_ps(max));
+        *scale = RowScale::of(min, max, unordered == 0 && min > f32::NEG_INFINITY && max < f32::INFINITY);
     }
-    of_row
+    for (row, of_row) in scales[..count].iter().enumerate() {
+        let (inverse, zero) = (_mm512_set1_ps(of_row.inverse), _mm512_set1_epi32(of_row.zero));
+        for first in (0..depth).step_by(LANES) {
+            // SAFETY: masked loads touch only the numbers of the row; its codes have room for complete registers.
+            unsafe {
+                let x = _mm512_maskz_loadu_ps(lanes(depth - first), numbers.as_ptr().add(row * stride + first));
+                // No code is negative: a row's least number has the code 0 or more, and rounding keeps the order.
+                let code = _mm512_add_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(x, inverse)), zero);
+                let to = codes.as_mut_ptr().add(row * apart + first);
+                _mm_storeu_si128(to.cast(), _mm512_cvtusepi32_epi8(code));
+            }
+        }
+    }
 }
 
 /// # Safety
@@ -73,8 +76,8 @@ pub(super) unsafe fn tile(tile: &Tile<'_>, out: &mut [f32], stride: usize) {
                 let count = (tile.rows - row).div_ceil(tiles - n);
                 let place = Place { row, register, stride };
                 match registers - register {
-                    1 => rows::<1>(tile, count, out, place, room),
-                    _ => rows::<2>(tile, count, out, place, room),
+                    1 => rows_of::<1>(tile, count, out, place, room),
+                    _ => rows_of::<2>(tile, count, out, place, room),
                 }
                 row += count;
             }
@@ -95,7 +98,13 @@ struct Place {
 /// # Safety
 /// As [`block`], with `count` for `M`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn rows<const V: usize>(tile: &Tile<'_>, count: usize, out: *mut f32, place: Place, room: &mut [__m512i; ROOM]) {
+unsafe fn rows_of<const V: usize>(
+    tile: &Tile<'_>,
+    count: usize,
+    out: *mut f32,
+    place: Place,
+    room: &mut [__m512i; ROOM],
+) {
     // SAFETY: this function's `# Safety` conditions hold.
     unsafe {
         match count {
@@ -183,7 +192,8 @@ unsafe fn block<const M: usize, const V: usize>(
             unsafe {
                 let to = out.add((row + m) * stride + (register + v) * LANES);
                 let base = if tile.adds { _mm512_maskz_loadu_ps(mask, to) } else { bias };
-                _mm512_mask_storeu_ps(to, mask, _mm512_add_ps(product, base));
+                let made = _mm512_add_ps(product, base);
+                if mask == u16::MAX { _mm512_storeu_ps(to, made) } else { _mm512_mask_storeu_ps(to, mask, made) }
             }
         }
     }

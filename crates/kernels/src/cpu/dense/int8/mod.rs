@@ -160,6 +160,15 @@ impl RowScale {
     }
 }
 
+/// Rows to quantize.
+#[derive(Clone, Copy)]
+struct Rows<'a> {
+    numbers: &'a [f32],
+    stride: usize,
+    depth: usize,
+    count: usize,
+}
+
 /// Quantized rows, and columns of the result to compute.
 #[derive(Clone, Copy)]
 struct Tile<'a> {
@@ -261,10 +270,9 @@ impl Kernels {
             }
             let codes: &mut [u8] = bytemuck::cast_slice_mut(room.codes.numbers_mut());
             let mut scales = [RowScale::default(); ROWS_MAX];
-            for (m, (scale, codes)) in scales.iter_mut().zip(codes.chunks_exact_mut(apart)).enumerate().take(count) {
-                let numbers = &part.rows[(row + m) * part.stride..][..matrix.depth];
-                *scale = dispatch!(self, quantize(numbers, codes));
-            }
+            let numbers = &part.rows[row * part.stride..];
+            let rows = Rows { numbers, stride: part.stride, depth: matrix.depth, count };
+            dispatch!(self, quantize(&rows, codes, apart, &mut scales));
             for first in (0..columns).step_by(TILE_COLUMNS) {
                 let width = TILE_COLUMNS.min(columns - first);
                 let tile = Tile {

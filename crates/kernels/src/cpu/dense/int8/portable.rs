@@ -1,11 +1,18 @@
 //! Int8 products for any instruction set.
 
 use super::super::operands::LANES;
-use super::{QUAD, QUAD_BYTES, RowScale, Tile};
+use super::{QUAD, QUAD_BYTES, ROWS_MAX, RowScale, Rows, Tile};
 
-/// Quantizes a row, and pads it with the code 0 to complete quads.
+/// Quantizes rows to codes `apart` bytes apart, and pads them to complete quads.
 #[inline(always)]
-pub(super) fn quantize(row: &[f32], codes: &mut [u8]) -> RowScale {
+pub(super) fn quantize(rows: &Rows<'_>, codes: &mut [u8], apart: usize, scales: &mut [RowScale; ROWS_MAX]) {
+    for (row, (scale, codes)) in scales.iter_mut().zip(codes.chunks_exact_mut(apart)).enumerate().take(rows.count) {
+        *scale = quantize_row(&rows.numbers[row * rows.stride..][..rows.depth], codes);
+    }
+}
+
+#[inline(always)]
+fn quantize_row(row: &[f32], codes: &mut [u8]) -> RowScale {
     let (mut min, mut max, mut bits) = ([0f32; LANES], [0f32; LANES], [0u32; LANES]);
     let (complete, rest) = row.as_chunks::<LANES>();
     let mut add = |numbers: &[f32]| {
