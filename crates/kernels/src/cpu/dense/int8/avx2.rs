@@ -41,6 +41,8 @@ pub(super) unsafe fn tile(tile: &Tile<'_>, out: &mut [f32], stride: usize) {
 ///
 /// # Safety
 /// As [`tile`]; the rows and the first column lie inside the tile.
+// Loops by index: iterators would move the sums through memory.
+#[allow(clippy::needless_range_loop)]
 #[target_feature(enable = "avx2,fma")]
 #[inline]
 unsafe fn block<const M: usize>(tile: &Tile<'_>, out: &mut [f32], stride: usize, row: usize, column: usize) {

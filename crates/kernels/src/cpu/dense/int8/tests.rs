@@ -69,7 +69,7 @@ impl Case {
             gap,
             inputs: each().map(|(n, depth)| part(n, rows * (depth + gap))).collect(),
             matrices: each().map(|(n, depth)| part(n + 1, depth * columns)).collect(),
-            bias: (seed % 3 > 0).then(|| Lines::of(&numbers(columns, seed + 3))),
+            bias: (!seed.is_multiple_of(3)).then(|| Lines::of(&numbers(columns, seed + 3))),
         }
     }
 
