@@ -25,7 +25,7 @@ const QUAD: usize = 4;
 const QUAD_BYTES: usize = PANEL * QUAD;
 /// Maximum number of rows that are quantized and multiplied together. Several tiles of rows read a panel from the L1 cache.
 const ROWS_MAX: usize = 56;
-/// Depth from which on a panel and the codes of so many rows exceed the L1 cache, and maximum number of rows then.
+/// Depth above which a panel and the codes of these rows exceed the L1 cache, and maximum number of rows then.
 const DEEP: usize = 512;
 const DEEP_ROWS_MAX: usize = 14;
 /// Number of columns that are computed before their function is applied, so that they are still in the L1 cache.
