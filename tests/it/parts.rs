@@ -38,6 +38,10 @@ fn item(id: i64) -> Value {
 /// Returns a network over the item and its price, whose product with the query is the logit beside the retrieval score;
 /// `precision` is a line of `model.toml`.
 fn package(precision: &str) -> Made {
+    package_of(precision, overarch())
+}
+
+fn package_of(precision: &str, overarch: Onnx) -> Made {
     let model = format!(
         r#"
 name = "parts"
@@ -55,10 +59,15 @@ expression = "click"
 "#
     );
     let items: Vec<Value> = (0..ITEMS).map(item).collect();
-    Made::new(&model, &items).graph("overarch.onnx", overarch())
+    Made::new(&model, &items).graph("overarch.onnx", overarch)
 }
 
 fn overarch() -> Onnx {
+    overarch_with(&numbers((D + 1) * HIDDEN, 1, 0.4), &numbers(HIDDEN * HIDDEN, 2, 0.2))
+}
+
+/// Returns the network with the given weights of the first two layers.
+fn overarch_with(w1: &[f32], w2: &[f32]) -> Onnx {
     let (d, hidden) = (D as i64, HIDDEN as i64);
     Onnx::default()
         .input("query", &[-1, d])
@@ -66,8 +75,8 @@ fn overarch() -> Onnx {
         .input("price", &[-1, -1])
         .input("similarity", &[-1, -1])
         .output("logits", &[-1, -1, 1])
-        .numbers("w1", &[d + 1, hidden], &numbers((D + 1) * HIDDEN, 1, 0.4))
-        .numbers("w2", &[hidden, hidden], &numbers(HIDDEN * HIDDEN, 2, 0.2))
+        .numbers("w1", &[d + 1, hidden], w1)
+        .numbers("w2", &[hidden, hidden], w2)
         .numbers("w3", &[hidden, d], &numbers(HIDDEN * D, 3, 0.2))
         .integers("last", &[-1])
         .integers("second", &[1])
@@ -251,4 +260,34 @@ fn a_golden_answer_that_bf16_does_not_give_keeps_f32() {
     assert_eq!(decided["chosen"], "f32", "{decided}");
     let expected = if Kernels::best().has_bf16() { "a golden answer differs in bf16" } else { "no products of bf16" };
     assert!(decided["reason"].as_str().unwrap().contains(expected), "{decided}");
+}
+
+#[test]
+fn a_package_in_int8_answers_nearly_as_in_f32() {
+    let store = tempfile::tempdir().unwrap();
+    let plain = answers(&view(&published(&package(""), store.path(), PartFormat::None)));
+    let folder = published(&package("precision = \"int8\""), store.path(), PartFormat::None);
+    assert!(read(folder.join("manifest.json"))["decisions"]["precision"].is_null());
+    let in_int8 = view(&folder);
+    let program = in_int8.overarch().unwrap().graph().1.program().unwrap().to_string();
+    assert!(program.starts_with("products marked int8 in int8, on GPUs in f32"), "{program}");
+    assert!(program.contains("int8 product r"), "{program}");
+    let made = answers(&in_int8);
+    alike(&made, &plain, 3e-2);
+    assert!(made.iter().zip(&plain).any(|(a, b)| a.scores != b.scores), "int8 changes no score");
+}
+
+/// A hidden unit that is large and has no effect takes the resolution of the others.
+#[test]
+fn a_package_that_int8_changes_is_rejected_with_its_error() {
+    let (mut w1, mut w2) = (numbers((D + 1) * HIDDEN, 1, 0.4), numbers(HIDDEN * HIDDEN, 2, 2.0));
+    w1.iter_mut().step_by(HIDDEN).for_each(|w| *w = 1e5);
+    w2[..HIDDEN].fill(0.0);
+    let overarch = || overarch_with(&w1, &w2);
+    let store = tempfile::tempdir().unwrap();
+    put(store.path(), &package_of("", overarch()).publication()).unwrap();
+    let rejected = put(store.path(), &package_of("precision = \"int8\"", overarch()).publication());
+    let error = rejected.unwrap_err().to_string();
+    assert!(error.contains("overarch.onnx: scores in int8 differ from f32 by "), "{error}");
+    assert!(error.contains("expected at most 5.00 %: use `precision = \"bf16\"` or f32"), "{error}");
 }

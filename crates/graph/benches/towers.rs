@@ -1,10 +1,10 @@
 //! Times compiled graphs on one thread: `cargo bench -p sterling-graph --bench towers`, driven by `python/bench_models.py`.
 //!
-//! Each input line is `FILE ROWS INPUT=SHAPE... OUTPUT=SHAPE`, with sizes separated by dots and `R` for the number of
-//! rows, such as `gru.onnx 32 history=R.50.64 query=R.64`. The output line is the time of a run over the rows in
-//! microseconds: the mean over a round of runs, then the minimum. A graph with user inputs is a reranker: values that
-//! depend on the item alone are computed beforehand if that reduces the cost. `STERLING_KERNEL` selects the instruction
-//! set.
+//! Each input line is `FILE ROWS [PRECISION] INPUT=SHAPE... OUTPUT=SHAPE`, with sizes separated by dots and `R` for the
+//! number of rows, such as `gru.onnx 32 history=R.50.64 query=R.64`; the precision is `f32`, `bf16` or `int8`. The output
+//! line is the time of a run over the rows in microseconds: the mean over a round of runs, then the minimum. A graph with
+//! user inputs is a reranker: values that depend on the item alone are computed beforehand if that reduces the cost.
+//! `STERLING_KERNEL` selects the instruction set.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used)]
 
@@ -40,7 +40,7 @@ struct Case {
 }
 
 impl Case {
-    fn read(file: &str, shapes: &[&str]) -> Case {
+    fn read(file: &str, precision: Precision, shapes: &[&str]) -> Case {
         let named: Vec<(&str, Vec<Size>)> =
             shapes.iter().map(|named| named.split_once('=').unwrap()).map(|(name, text)| (name, shape(text))).collect();
         let ((output, of_output), inputs) = named.split_last().unwrap();
@@ -63,8 +63,8 @@ impl Case {
         let work: Vec<usize> = given.iter().map(work).collect();
         let cut = if is_reranker { graph.best_cut(&is_item, &work).unwrap() } else { None };
         let program = match cut {
-            Some(cut) => graph.halves(&is_item, &cut, Precision::F32).unwrap().candidates,
-            None => graph.program(Precision::F32).unwrap(),
+            Some(cut) => graph.halves(&is_item, &cut, precision).unwrap().candidates,
+            None => graph.program(precision).unwrap(),
         };
         let of_user = |given: &DeclaredInput| (0..count(&given.shape)).map(number).collect();
         let user = given.iter().filter(|given| !given.is_pair).map(of_user).collect();
@@ -102,7 +102,12 @@ fn main() {
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
         let words: Vec<&str> = line.split_whitespace().collect();
         let [file, rows, shapes @ ..] = &words[..] else { continue };
-        let case = cases.entry(line.clone()).or_insert_with(|| Case::read(file, shapes));
+        let (precision, shapes) = match shapes {
+            ["bf16", shapes @ ..] => (Precision::Bf16, shapes),
+            ["int8", shapes @ ..] => (Precision::Int8, shapes),
+            ["f32", shapes @ ..] | shapes => (Precision::F32, shapes),
+        };
+        let case = cases.entry(line.clone()).or_insert_with(|| Case::read(file, precision, shapes));
         let [mean, least] = case.microseconds(rows.parse().unwrap());
         println!("{mean:.3} {least:.3}");
         std::io::stdout().flush().unwrap();

@@ -100,8 +100,8 @@ impl DevicePlan {
 }
 
 impl RowProgram {
-    /// Returns the two plans for GPUs, without fused attention and normalization: one with the least work per request,
-    /// one with the least work per row.
+    /// Returns the two plans for GPUs, without fused attention, normalization and int8: one with the least work per
+    /// request, one with the least work per row.
     fn device_plans(&self) -> [&Plan; 2] {
         match &self.unfused {
             Some(plans) => [&plans[0], &plans[1]],
@@ -309,6 +309,7 @@ impl Run<'_> {
                 Err(Error::unsupported("fused attention and normalization run on the CPU only"))
             }
             Work::Recurrent(_) => Err(Error::unsupported("recurrent layers run on the CPU only")),
+            Work::Int8Product { .. } => Err(Error::unsupported("int8 products run on the CPU only")),
             Work::Narrow { a, count, first } => steps::narrow(device, rows, self.at(*a), *count, out.behind(*first)),
             Work::PackNarrow { a, depth, columns, rows: at } => {
                 steps::pack_narrow(device, rows, self.at(*a), (*depth, *columns, *at), out)

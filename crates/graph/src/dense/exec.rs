@@ -1,11 +1,11 @@
 //! Runs the steps of a plan: user steps once, row steps block after block, so that the result of a step is still in the
 //! cache when the next step reads it.
 
-use super::steps::{BufferRange, Factor, Memory, Operand, Plan, Step, Work};
+use super::steps::{BufferRange, Factor, Int8Factor, Memory, Operand, Plan, Step, Work};
 use sterling_kernels::cpu::Kernels;
 use sterling_kernels::cpu::dense::{
-    self as loops, CHAIN_MAX, Chain, EQUAL_FOLDS_MAX, EqualFold, Fold, Form, Keys, LANES, Lines, MapTarget, Norm,
-    PANEL, PARTS_MAX, Part, Product, STEP, Weights,
+    self as loops, CHAIN_MAX, Chain, EQUAL_FOLDS_MAX, EqualFold, Fold, Form, Int8Part, Int8Product, Keys, LANES, Lines,
+    MapTarget, Norm, PANEL, PARTS_MAX, Part, Product, STEP, Weights,
 };
 
 /// Scratch memory of compiled graphs, which the caller keeps between runs, so that only the first runs allocate.
@@ -93,6 +93,16 @@ fn whole_block(target: MapTarget<'_>) -> MapTarget<'_> {
     MapTarget { inner: (target.rows - 1) * target.stride + target.inner, rows: 1, ..target }
 }
 
+/// Returns how the products of `runs` runs of each of `rows` rows are computed: the number of products, the rows of each,
+/// and whether a product covers the runs of a row rather than a run of all rows.
+fn products(rows: usize, runs: usize, is_flat: bool) -> (usize, usize, bool) {
+    match (rows == 1 || is_flat, runs > rows) {
+        (true, _) => (1, rows * runs, true),
+        (false, true) => (rows, runs, true),
+        (false, false) => (runs, rows, false),
+    }
+}
+
 pub(super) struct Run<'a> {
     plan: &'a Plan,
     pub(super) kernels: Kernels,
@@ -125,6 +135,11 @@ impl<'a> Run<'a> {
                 let (columns, relu, factors, result) = (*columns, *relu, *factors, *result);
                 let shape = Product { rows, columns, parts: &[], bias, relu, factors, result, ..Product::default() };
                 self.product(parts, &shape, *runs, out, stride);
+            }
+            Work::Int8Product { parts, bias, runs, columns, map } => {
+                let bias = bias.map_or(&[][..], |bias| self.at(bias).0);
+                let shape = Int8Product { rows, parts: &[], bias, map: *map };
+                self.int8_product(parts, &shape, [*runs, *columns], out, stride);
             }
             Work::Narrow { a, count, first } => {
                 let (numbers, row) = self.at(*a);
@@ -268,14 +283,9 @@ impl<'a> Run<'a> {
     /// Computes `runs` products for each row. All are one product if they are contiguous; otherwise either the products
     /// of a row or the rows of a product are computed together, whichever are more.
     fn product(&self, factors: &[Factor], shape: &Product<'_>, runs: usize, out: &mut [f32], stride: usize) {
-        let rows = shape.rows;
         let lies_flat = |factor: &Factor| self.at(factor.rows).1 == runs * factor.depth;
         let is_flat = runs > 1 && stride == runs * shape.columns && factors.iter().all(lies_flat);
-        let (times, together, by_row) = match (rows == 1 || is_flat, runs > rows) {
-            (true, _) => (1, rows * runs, true),
-            (false, true) => (rows, runs, true),
-            (false, false) => (runs, rows, false),
-        };
+        let (times, together, by_row) = products(shape.rows, runs, is_flat);
         let mut parts = [Part::default(); PARTS_MAX];
         for n in 0..times {
             for (part, factor) in parts.iter_mut().zip(factors) {
@@ -291,6 +301,33 @@ impl<'a> Run<'a> {
             let step = if together == 1 { stride } else { step };
             let product = Product { rows: together, parts: &parts[..factors.len()], ..*shape };
             self.kernels.product(&product, &mut out[first..], step);
+        }
+    }
+
+    /// Computes `runs` int8 products for each row, together as [`Run::product`] does.
+    fn int8_product(
+        &self,
+        factors: &[Int8Factor],
+        shape: &Int8Product<'_>,
+        [runs, columns]: [usize; 2],
+        out: &mut [f32],
+        stride: usize,
+    ) {
+        let lies_flat = |factor: &Int8Factor| self.at(factor.rows).1 == runs * factor.matrix.depth();
+        let is_flat = runs > 1 && stride == runs * columns && factors.iter().all(lies_flat);
+        let (times, together, by_row) = products(shape.rows, runs, is_flat);
+        for n in 0..times {
+            let part = |place: usize| {
+                // The last factor repeats behind the parts.
+                let Int8Factor { rows, matrix } = &factors[place.min(factors.len() - 1)];
+                let ((numbers, row_stride), depth) = (self.at(*rows), matrix.depth());
+                let (first, stride) = if by_row { (n * row_stride, depth) } else { (n * depth, row_stride) };
+                Int8Part { rows: &numbers[first..], stride, matrix }
+            };
+            let parts: [Int8Part<'_>; PARTS_MAX] = std::array::from_fn(part);
+            let (first, step) = if by_row { (n * stride, columns) } else { (n * columns, stride) };
+            let product = Int8Product { rows: together, parts: &parts[..factors.len()], ..*shape };
+            self.kernels.product_int8(&product, &mut out[first..], step);
         }
     }
 

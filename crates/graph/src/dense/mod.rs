@@ -9,7 +9,7 @@
 //!    with matrices computed from the user's values once per request if that pays off.
 //! 4. `plan` assigns memory to every value and generates steps (`steps`), among them fused steps for comparisons,
 //!    products and reductions (`equal`), for attention (`attention`), and for softmax or layer normalization
-//!    (`normalize`). `exec` runs the steps: user steps once, row steps in blocks that stay in the caches through all
+//!    (`normalize`), and int8 products (`quantized`). `exec` runs the steps: user steps once, row steps in blocks that stay in the caches through all
 //!    steps.
 //!
 //! `text` prints a compiled graph, for `sterling inspect` and for the digest of the graph.
@@ -34,6 +34,7 @@ mod ir;
 mod normalize;
 mod pairs;
 mod plan;
+mod quantized;
 mod recurrent;
 mod separate;
 mod split;
@@ -56,6 +57,9 @@ pub use steps::Precision;
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::Kernels;
 
+/// Number of rows for which the only plan of a graph in int8 is chosen.
+const INT8_ROWS: usize = 1000;
+
 /// A compiled graph.
 #[derive(Clone, Debug)]
 pub struct RowProgram {
@@ -64,14 +68,14 @@ pub struct RowProgram {
     straight: Plan,
     /// Plan with the least work per row.
     collapsed: Plan,
-    /// The same plans without fused attention and normalization, which GPUs do not run; `None` if no step is fused.
+    /// The same plans without fused attention, normalization and int8, which GPUs do not run; `None` if no step is such.
     #[cfg(feature = "cuda")]
     unfused: Option<Box<[Plan; 2]>>,
     given: usize,
     /// Numbers per row of each output.
     widths: Vec<usize>,
     figures: [Figures; 2],
-    /// Text of both plans in f32, which is the same on every machine.
+    /// Text of both plans, which is the same on every machine: in f32 if bf16 was requested.
     text: String,
 }
 
@@ -261,8 +265,15 @@ impl RowProgram {
         let graph = narrowed.as_ref().unwrap_or(graph);
         let graphs = [collapse::collapse(graph, false)?, collapse::collapse(graph, true)?];
         let [straight, collapsed] = &graphs;
+        // Every processor has int8 products, so that the text describes them; that of bf16 is the text in f32.
+        let described = if precision == Precision::Int8 { Precision::Int8 } else { Precision::F32 };
         let (mut straight, mut collapsed) =
-            (plan::plan(straight, Precision::F32, true)?, plan::plan(collapsed, Precision::F32, true)?);
+            (plan::plan(straight, described, true)?, plan::plan(collapsed, described, true)?);
+        if precision == Precision::Int8 {
+            // The plans differ by the error of int8, and the result of a row must not depend on the number of rows.
+            let is_collapsed = work(&collapsed, INT8_ROWS) < work(&straight, INT8_ROWS);
+            if is_collapsed { straight = collapsed.clone() } else { collapsed = straight.clone() }
+        }
         let (figures, text) =
             ([&straight, &collapsed].map(Figures::of), text::describe(&straight, &collapsed, precision));
         if precision == Precision::Bf16 && kernels.has_bf16() {
@@ -270,9 +281,10 @@ impl RowProgram {
                 (plan::plan(&graphs[0], precision, true)?, plan::plan(&graphs[1], precision, true)?);
         }
         #[cfg(feature = "cuda")]
-        let unfused = match straight.is_fused() || collapsed.is_fused() {
+        let unfused = match precision == Precision::Int8 || straight.is_fused() || collapsed.is_fused() {
             true => {
-                let precision = if kernels.has_bf16() { precision } else { Precision::F32 };
+                let has_bf16 = precision == Precision::Bf16 && kernels.has_bf16();
+                let precision = if has_bf16 { precision } else { Precision::F32 };
                 let [straight, collapsed] = &graphs;
                 Some(Box::new([plan::plan(straight, precision, false)?, plan::plan(collapsed, precision, false)?]))
             }

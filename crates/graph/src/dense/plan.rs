@@ -7,7 +7,8 @@
 //!    that is the only reader of a product is fused into it. Slices of a value are read in place. Reductions over equal
 //!    keys (`equal.rs`), attention (`attention.rs`), softmax and layer normalization (`normalize.rs`) and chains on single
 //!    numbers (`chains.rs`) become one step each.
-//! 4. In [`Precision::Bf16`], wide row products take their factors as bf16 pairs (`pairs.rs`), and results stay pairs
+//! 4. In [`Precision::Int8`], wide products with constant matrices are quantized (`quantized.rs`).
+//! 5. In [`Precision::Bf16`], wide row products take their factors as bf16 pairs (`pairs.rs`), and results stay pairs
 //!    if only such products read them. A product that is an output of the graph stays in f32: it is small, and its
 //!    rounding error would be the error of the answer.
 
@@ -20,6 +21,7 @@ use super::equal::{EqualGroup, EqualGroups};
 use super::graph::Graph;
 use super::ir::{Id, Op, Side, broadcast_strides, positions};
 use super::normalize::NormalGroups;
+use super::quantized::Quantized;
 use super::steps::{BufferRange, Factor, KeyedFold, Memory, Operand, Plan, Precision, Step, Work};
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::dense::{Binary, ChainLink, Form, LANES, Lines, Order, PANEL, pack, packed_stride};
@@ -27,11 +29,23 @@ use sterling_kernels::cpu::dense::{Binary, ChainLink, Form, LANES, Lines, Order,
 /// Maximum count of numbers in the row buffers of a block: 192 KiB, which stay in the L2 cache together with the
 /// weights.
 const BLOCK_NUMBERS: usize = 48 << 10;
-/// Maximum rows per block: four tiles of 14 in f32; eight tiles of 16 in bf16, whose products are so fast that the overhead per
-/// block matters.
-const BLOCK_ROWS_MAX: [usize; 2] = [56, 128];
-/// Number of rows per tile of the widest products, in f32 and in bf16.
-const TILE_ROWS: [usize; 2] = [14, 16];
+/// Rows of a block.
+struct BlockRows {
+    most: usize,
+    /// Rows per tile of the widest products.
+    tile: usize,
+}
+
+impl BlockRows {
+    /// Four tiles in f32; eight or nine in other precisions, whose products are so fast that the overhead per block matters.
+    fn of(precision: Precision) -> BlockRows {
+        match precision {
+            Precision::F32 => BlockRows { most: 56, tile: 14 },
+            Precision::Bf16 => BlockRows { most: 128, tile: 16 },
+            Precision::Int8 => BlockRows { most: 126, tile: 14 },
+        }
+    }
+}
 
 /// Maximum count of numbers in the row buffers of a block, and maximum rows per block, of a plan with a recurrent
 /// layer: each step reads all weights, so that a block should have many rows.
@@ -46,8 +60,7 @@ fn room_of_row(count: usize) -> usize {
 
 /// Returns the number of rows per block if the row buffers take `numbers` numbers per row.
 fn block_rows(numbers: usize, precision: Precision) -> usize {
-    let of = |rows: [usize; 2]| if precision == Precision::F32 { rows[0] } else { rows[1] };
-    let (most, tile) = (of(BLOCK_ROWS_MAX), of(TILE_ROWS));
+    let BlockRows { most, tile } = BlockRows::of(precision);
     let rows = (BLOCK_NUMBERS / numbers.max(1)).clamp(1, most);
     if rows > tile { rows / tile * tile } else { rows }
 }
@@ -73,6 +86,7 @@ pub(super) fn plan(graph: &Graph, precision: Precision, fuses: bool) -> Result<P
         places: vec![None; graph.values.len()],
         alias: graph.values.iter().map(|v| if let Op::Reshape(of) = v.op { Some(of) } else { None }).collect(),
         is_rectified: vec![false; graph.values.len()],
+        quantized: Quantized::default(),
         last: vec![0; graph.values.len()],
         home: Vec::new(),
         packed: HashMap::new(),
@@ -91,6 +105,9 @@ pub(super) fn plan(graph: &Graph, precision: Precision, fuses: bool) -> Result<P
     let mut readers = planner.readers(&needed);
     planner.add_biases(&needed, &mut readers);
     planner.rectify(&needed, &readers);
+    if precision == Precision::Int8 {
+        planner.quantize(&needed, &mut readers);
+    }
     planner.find_homes();
     let outputs = planner.outputs();
     // An output needs a separate buffer.
@@ -159,6 +176,8 @@ pub(super) struct Planner<'a> {
     /// `Relu`.
     pub(super) alias: Vec<Option<Id>>,
     pub(super) is_rectified: Vec<bool>,
+    /// Products that are computed in int8.
+    pub(super) quantized: Quantized,
     /// Per value, the value that contains its elements: the value itself, the value that it aliases, or the value of
     /// which it is a slice.
     pub(super) home: Vec<Id>,
@@ -319,6 +338,10 @@ impl Planner<'_> {
     pub(super) fn step(&mut self, place: BufferRange, work: Work) {
         let cost = match &work {
             Work::Product { parts, runs, columns, .. } => parts.iter().map(|p| p.depth * columns).sum::<usize>() * runs,
+            // A step of the depth covers four codes, after the rows were quantized.
+            Work::Int8Product { parts, runs, columns, .. } => {
+                parts.iter().map(|part| part.matrix.depth() * (columns / 4 + 1)).sum::<usize>() * runs
+            }
             Work::Narrow { count, .. } => *count,
             Work::PackNarrow { depth, columns, .. } => depth * columns,
             Work::Matrices { left, shape: [m, k, n], .. } => left.len() * m * k * n,
@@ -420,6 +443,10 @@ impl Planner<'_> {
                 let (index, run) = runs(index);
                 Work::Spread { a: self.place(*a)?, index, run, count: value.count() }
             }
+            Op::Linear { parts, bias } if self.quantized.is_product(id) => {
+                let bias = bias.map(|bias| self.place(bias)).transpose()?;
+                self.int8_product(id, parts, bias, [1, value.count()])?
+            }
             Op::Linear { parts, bias } => {
                 let columns = value.count();
                 let form = |is_pairs: bool| if is_pairs { Form::Pairs } else { Form::Single };
@@ -476,8 +503,14 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Returns the factors of a product. Parts with contiguous rows and constant matrices are merged into one factor.
+    /// Returns the factors of a product.
     fn factors(&mut self, parts: &[(Id, Id)]) -> Result<Vec<Factor>> {
+        let joined = self.joined(parts)?;
+        joined.into_iter().map(|(rows, depth, matrices)| self.factor(rows, depth, matrices)).collect()
+    }
+
+    /// Merges parts with contiguous rows and constant matrices: returns the rows, their depth, and the matrices to stack.
+    pub(super) fn joined(&mut self, parts: &[(Id, Id)]) -> Result<Vec<(BufferRange, usize, Vec<Id>)>> {
         let mut joined: Vec<(BufferRange, usize, Vec<Id>)> = Vec::new();
         for &(x, matrix) in parts {
             let (place, depth) = (self.place(x)?, self.graph.shape(matrix)[0]);
@@ -493,7 +526,7 @@ impl Planner<'_> {
                 _ => joined.push((place, depth, vec![matrix])),
             }
         }
-        joined.into_iter().map(|(rows, depth, matrices)| self.factor(rows, depth, matrices)).collect()
+        Ok(joined)
     }
 
     /// Returns the factor of rows of `depth` numbers and stacked matrices; a matrix that is not constant must be the
@@ -525,6 +558,10 @@ impl Planner<'_> {
         let is_shared = self.graph.values[b].side != Side::Pair && right.iter().product::<usize>() == k * n;
         if is_shared && k > 0 && n > 0 {
             let runs = left.iter().product::<usize>() / k;
+            if self.quantized.is_product(id) {
+                let bias = self.bias.get(&id).copied().map(|bias| self.place(bias)).transpose()?;
+                return self.int8_product(id, &[(a, b)], bias, [runs, n]);
+            }
             let (factors, result) = (if self.is_narrow[id] { Form::Pairs } else { Form::Single }, Form::Single);
             let part = match factors {
                 Form::Single => {

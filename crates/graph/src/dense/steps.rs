@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use sterling_kernels::cpu::dense::{Binary, Cell, ChainLink, Fold, Form, Lines, Order, PairRows, Unary};
+use sterling_kernels::cpu::dense::{Binary, Cell, ChainLink, Fold, Form, Int8Matrix, Lines, Order, PairRows, Unary};
 
 /// Precision of the factors of row products. Sums and all other values are in f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,6 +15,8 @@ pub enum Precision {
     F32,
     /// Factors rounded to bf16.
     Bf16,
+    /// Factors of products with constant matrices quantized to int8.
+    Int8,
 }
 
 impl std::fmt::Display for Precision {
@@ -22,6 +24,7 @@ impl std::fmt::Display for Precision {
         f.write_str(match self {
             Precision::F32 => "f32",
             Precision::Bf16 => "bf16",
+            Precision::Int8 => "int8",
         })
     }
 }
@@ -51,6 +54,13 @@ pub(super) struct Factor {
     pub(super) matrix: BufferRange,
     pub(super) row_stride: usize,
     pub(super) panel_stride: usize,
+}
+
+/// Rows and the quantized matrix by which they are multiplied.
+#[derive(Clone, Debug)]
+pub(super) struct Int8Factor {
+    pub(super) rows: BufferRange,
+    pub(super) matrix: Arc<Int8Matrix>,
 }
 
 /// An operand of an element-wise step.
@@ -87,6 +97,14 @@ pub(super) enum Work {
         relu: bool,
         factors: Form,
         result: Form,
+    },
+    /// Sum of int8 products, whose rows are quantized by the step, and a function of the sum.
+    Int8Product {
+        parts: Vec<Int8Factor>,
+        bias: Option<BufferRange>,
+        runs: usize,
+        columns: usize,
+        map: Option<Unary>,
     },
     /// Converts `count` numbers per row to bf16 pairs, from pair `first` on.
     Narrow {
@@ -322,6 +340,7 @@ impl Work {
             Work::Product { parts, bias, .. } => {
                 parts.iter().flat_map(|part| [part.rows, part.matrix]).chain(*bias).collect()
             }
+            Work::Int8Product { parts, bias, .. } => parts.iter().map(|part| part.rows).chain(*bias).collect(),
             Work::Matrices { a, b, .. } => vec![*a, *b],
             Work::Map2 { a, b, .. } => vec![a.place, b.place],
             Work::Chain { reads, .. } => reads.clone(),

@@ -10,6 +10,7 @@ mod attention;
 mod demand;
 mod exported;
 mod fused;
+mod quantized;
 mod recurrent;
 mod separate;
 mod sequences;

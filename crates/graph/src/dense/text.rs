@@ -3,8 +3,11 @@
 //! The text contains steps, shapes and sizes, but no weights: the checksum of the ONNX file identifies these.
 
 use std::fmt::{self, Display, Formatter};
+use std::sync::Arc;
 
-use super::steps::{BufferRange, Factor, KeyedFold, Memory, NormalizeWork, Operand, Plan, Precision, Step, Work};
+use super::steps::{
+    BufferRange, Factor, Int8Factor, KeyedFold, Memory, NormalizeWork, Operand, Plan, Precision, Step, Work,
+};
 use sterling_kernels::cpu::dense::{ChainLink, Form};
 
 /// Cost of running a plan.
@@ -28,15 +31,30 @@ impl Figures {
             user_flops: flops(&plan.user),
             row_flops: flops(&plan.rows),
             row_bytes: 2 * bytes(plan.rows.iter().map(|step| numbers(&step.work)).sum()),
-            constant_bytes: bytes(plan.constants.iter().map(|lines| lines.numbers().len()).sum()),
+            constant_bytes: bytes(plan.constants.iter().map(|lines| lines.numbers().len()).sum())
+                + int8_bytes(plan) as u64,
         }
     }
+}
+
+/// Returns the bytes of the quantized matrices, each counted once.
+fn int8_bytes(plan: &Plan) -> usize {
+    let mut seen = Vec::new();
+    for step in plan.user.iter().chain(&plan.rows) {
+        let Work::Int8Product { parts, .. } = &step.work else { continue };
+        for Int8Factor { matrix, .. } in parts {
+            if !seen.iter().any(|other| Arc::ptr_eq(other, matrix)) {
+                seen.push(matrix.clone());
+            }
+        }
+    }
+    seen.iter().map(|matrix| matrix.bytes()).sum()
 }
 
 /// Returns the count of numbers that a step computes per row.
 fn numbers(work: &Work) -> usize {
     match work {
-        Work::Product { runs, columns, .. } => runs * columns,
+        Work::Product { runs, columns, .. } | Work::Int8Product { runs, columns, .. } => runs * columns,
         Work::Matrices { left, shape: [m, _, n], .. } => left.len() * m * n,
         Work::Map1 { count, .. } => *count,
         Work::Map2 { outer, inner, .. } => outer * inner,
@@ -58,6 +76,9 @@ fn numbers(work: &Work) -> usize {
 fn flops(work: &Work) -> u64 {
     let flops = match work {
         Work::Product { parts, .. } => 2 * numbers(work) * parts.iter().map(|part| part.depth).sum::<usize>(),
+        Work::Int8Product { parts, .. } => {
+            2 * numbers(work) * parts.iter().map(|part| part.matrix.depth()).sum::<usize>()
+        }
         Work::Matrices { shape: [_, k, _], .. } => 2 * numbers(work) * k,
         Work::Map1 { .. } | Work::Map2 { .. } => numbers(work),
         Work::Fold { runs, count, .. } => runs * count,
@@ -73,13 +94,14 @@ fn flops(work: &Work) -> u64 {
     flops as u64
 }
 
-/// Describes two plans as compiled in f32. Published versions record a digest of this text (`RowProgram::digest`), so a
-/// change of its wording would be reported as a change of every graph.
+/// Describes two plans; those of bf16 as compiled in f32. Published versions record a digest of this text
+/// (`RowProgram::digest`), so a change of its wording would be reported as a change of every graph.
 pub(super) fn describe(straight: &Plan, collapsed: &Plan, precision: Precision) -> String {
     let [straight, collapsed] = [straight, collapsed].map(|plan| Text(plan).to_string());
     let precision = match precision {
         Precision::F32 => "",
         Precision::Bf16 => "wide products in bf16, where the processor has them\n",
+        Precision::Int8 => "products marked int8 in int8, on GPUs in f32\n",
     };
     match straight == collapsed {
         true => format!("{precision}for any number of rows\n{straight}"),
@@ -153,6 +175,17 @@ impl Display for Work {
                     write!(f, " + {bias}[{columns}]")?;
                 }
                 if *relu { write!(f, ", relu") } else { Ok(()) }
+            }
+            Work::Int8Product { parts, bias, runs, columns, map } => {
+                write!(f, "int8 product")?;
+                for (n, Int8Factor { rows, matrix }) in parts.iter().enumerate() {
+                    let (plus, depth) = (if n == 0 { "" } else { " +" }, matrix.depth());
+                    write!(f, "{plus} {rows}[{runs}, {depth}] x [{depth}, {columns}]")?;
+                }
+                if let Some(bias) = bias {
+                    write!(f, " + {bias}[{columns}]")?;
+                }
+                map.map_or(Ok(()), |map| write!(f, ", {}", lower(&map)))
             }
             Work::Matrices { a, b, left, shape: [m, k, n], .. } => {
                 write!(f, "matrices {} of {a}[{m}, {k}] x {b}[{k}, {n}]", left.len())

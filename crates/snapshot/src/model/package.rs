@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::contract::{self, CandidateInput, UserInput};
 use super::decisions::{DecidedPart, Decisions};
-use super::spec::{ModelSpec, SIMILARITY};
+use super::spec::{AskedPrecision, ModelSpec, SIMILARITY};
 use sterling_core::error::{Error, Kind, Result};
 use sterling_embedding::{RowFormat, Table, Tokenizer, Vocabulary, managed};
 use sterling_graph::dense::Precision;
@@ -91,6 +91,15 @@ impl Package {
     pub fn decided(&self, decisions: &Decisions) -> Result<Self> {
         let (folder, spec, tables) = (self.folder.clone(), self.spec.clone(), self.tables.clone());
         Package::join(folder, spec, tables, &Reading { decisions, ..Reading::default() })
+    }
+
+    /// Returns the same package with all graphs in f32, without serving decisions.
+    ///
+    /// # Errors
+    /// As [`Package::open`].
+    pub(crate) fn in_f32(&self) -> Result<Self> {
+        let spec = ModelSpec { precision: AskedPrecision::F32, ..self.spec.clone() };
+        Package::join(self.folder.clone(), spec, self.tables.clone(), &Reading::default())
     }
 
     /// Finds the best item-side precomputation of the reranker for rows of a format; `None` if precomputation hardly reduces the

@@ -57,6 +57,8 @@ pub enum AskedPrecision {
     F32,
     /// Factors of wide products are rounded to bf16, if the processor multiplies bf16 in hardware.
     Bf16,
+    /// Factors of wide products with constant matrices are quantized to int8, also those of the item tower.
+    Int8,
     /// bf16 if a measurement at publish time shows that it hardly changes answers, else f32.
     Auto,
 }
@@ -264,10 +266,11 @@ impl Default for ValueSpec {
 }
 
 impl ModelSpec {
-    /// Returns the precision of a graph: f32 for the item tower, which runs once per item. For other graphs, `decided` applies if
-    /// the setting is `auto`.
+    /// Returns the precision of a graph. The item tower, which runs once per item, is in f32 or int8. For other graphs, `decided`
+    /// applies if the setting is `auto`.
     pub fn precision_of(&self, file: &str, decided: Precision) -> Precision {
         match self.precision {
+            AskedPrecision::Int8 => Precision::Int8,
             _ if self.item.tower.as_deref() == Some(file) => Precision::F32,
             AskedPrecision::F32 => Precision::F32,
             AskedPrecision::Bf16 => Precision::Bf16,

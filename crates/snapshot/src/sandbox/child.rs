@@ -79,6 +79,7 @@ pub struct ProcessSandbox {
 enum Line {
     At(String),
     NotCompared(String),
+    Measured(String),
     Refused { kind: String, reason: String },
     Passed,
 }
@@ -138,6 +139,7 @@ impl ProcessSandbox {
             match serde_json::from_str(line) {
                 Ok(Line::At(place)) => at = place,
                 Ok(Line::NotCompared(what)) => tracing::warn!("{what}"),
+                Ok(Line::Measured(what)) => tracing::info!("{what}"),
                 Ok(Line::Passed) => return Ok(()),
                 Ok(Line::Refused { kind, reason }) => {
                     let kinds = [Kind::NotFound, Kind::Io, Kind::Corrupt, Kind::Unsupported];
@@ -237,6 +239,7 @@ pub fn answer(folder: &Path, bounds: &Bounds, out: &mut dyn Write) -> Result<()>
         drop(say(&match reported {
             rows::ValidationProgress::Next(at) => Line::At(cut(&at)),
             rows::ValidationProgress::NotCompared(what) => Line::NotCompared(cut(&what)),
+            rows::ValidationProgress::Measured(what) => Line::Measured(cut(&what)),
         }));
     });
     match tried {

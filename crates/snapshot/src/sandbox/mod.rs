@@ -6,7 +6,8 @@
 //! 1. In a child process ([`SandboxMode::ProcessSandbox`]) whose memory and time the operating system limits. Any failure rejects
 //!    the graph, with its name and the batch size. Outputs are compared with an independent reference evaluation of the file
 //!    (`oracle`) on varied rows (`samples`), including edge cases and rows without features, alone and in batches. A graph whose
-//!    result differs from the reference is rejected (`compare`).
+//!    result differs from the reference is rejected (`compare`). Graphs in int8 are compared in f32, and then with themselves in
+//!    f32 (`quantized`).
 //! 2. Over the items to be published ([`score_items`]), for failures that only real numbers cause. Items that are added later are
 //!    checked one by one ([`ColumnCheck`]).
 //!
@@ -22,6 +23,7 @@ mod graphs;
 mod items;
 mod locate;
 mod oracle;
+mod quantized;
 mod rows;
 mod samples;
 
@@ -50,10 +52,10 @@ impl SandboxMode {
     /// `Invalid` with the graph and the failed step; as `crate::model::Package::open`; `Io` if no process can be started.
     pub fn run(&self, folder: &Path) -> Result<()> {
         match self {
-            SandboxMode::Here => rows::run(folder, &|reported| {
-                if let rows::ValidationProgress::NotCompared(what) = reported {
-                    tracing::warn!("{what}");
-                }
+            SandboxMode::Here => rows::run(folder, &|reported| match reported {
+                rows::ValidationProgress::NotCompared(what) => tracing::warn!("{what}"),
+                rows::ValidationProgress::Measured(what) => tracing::info!("{what}"),
+                rows::ValidationProgress::Next(_) => {}
             }),
             SandboxMode::ProcessSandbox(apart) => apart.run(folder),
         }

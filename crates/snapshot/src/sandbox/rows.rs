@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use super::compare::{self, Difference, Expected};
 use super::locate::Differing;
 use super::oracle::{Array, Oracle, Stop};
+use super::quantized;
 use super::samples::{self, BLANK, SAMPLES};
-use crate::model::{Package, UserInput};
+use crate::model::{AskedPrecision, Package, UserInput};
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::limits::COMPONENT_MAX;
 use sterling_core::tensor::Tensor;
@@ -22,11 +23,11 @@ use sterling_graph::tower::{
 };
 
 /// Batch sizes for towers, in addition to one row more than a run takes.
-const ROWS: [usize; 3] = [1, 2, 3];
+pub(super) const ROWS: [usize; 3] = [1, 2, 3];
 /// Numbers of candidates for the reranker.
 const CANDIDATES: [usize; 4] = [1, 2, 57, RUN_CANDIDATES + 1];
 /// Users for the reranker, by sample number: an ordinary user, a user without features, a user with full sequences.
-const USERS: [usize; 3] = [0, BLANK, 4];
+pub(super) const USERS: [usize; 3] = [0, BLANK, 4];
 
 /// Progress report of a validation.
 pub(super) enum ValidationProgress {
@@ -34,18 +35,27 @@ pub(super) enum ValidationProgress {
     Next(String),
     /// Graph that was not compared, and the reason.
     NotCompared(String),
+    /// Measured error of a graph in int8.
+    Measured(String),
 }
 
 /// Runs the graphs of the package in `folder`; reports progress to the callback.
 pub(super) fn run(folder: &Path, reported: &dyn Fn(ValidationProgress)) -> Result<()> {
     let package =
         Package::open_with_progress(folder, &|file| reported(ValidationProgress::Next(format!("{file}: read"))))?;
-    let mut bench = Bench::new(&package, reported);
-    for (side, tower) in [("a user", &package.user), ("an item", &package.item)] {
-        let Some(tower) = tower else { continue };
-        bench.tower(side, tower).map_err(|e| invalid(e.within(tower.graph().0)))?;
+    if package.spec.precision != AskedPrecision::Int8 {
+        return Bench::new(&package, reported).graphs();
     }
-    package.overarch.as_ref().map_or(Ok(()), |overarch| bench.overarch(overarch))
+    // The error of int8 would hide a graph that is compiled incorrectly.
+    let exact = package.in_f32()?;
+    Bench::new(&exact, reported).graphs()?;
+    quantized::compare(&package, &exact, reported)
+}
+
+/// Returns the towers of a package, each with whose rows it reads.
+pub(super) fn towers(package: &Package) -> impl Iterator<Item = (&'static str, &Tower)> {
+    let user = package.user.iter().map(|tower| ("a user", tower));
+    user.chain(package.item.iter().map(|tower| ("an item", tower)))
 }
 
 /// Converts an internal error to `Invalid`, because a failure of a graph is a fault of the package.
@@ -57,7 +67,7 @@ pub(super) fn invalid(error: Error) -> Error {
 }
 
 pub(super) struct Bench<'a> {
-    package: &'a Package,
+    pub(super) package: &'a Package,
     pub(super) threads: Threads,
     pub(super) scratch: tower::Scratch,
     reported: &'a dyn Fn(ValidationProgress),
@@ -74,7 +84,16 @@ impl<'a> Bench<'a> {
         Bench { package, threads: Threads::new(1), scratch: tower::Scratch::default(), reported }
     }
 
-    fn report_progress(&self, what: String) {
+    /// Runs all graphs of the package.
+    fn graphs(&mut self) -> Result<()> {
+        let package = self.package;
+        for (side, tower) in towers(package) {
+            self.tower(side, tower).map_err(|e| invalid(e.within(tower.graph().0)))?;
+        }
+        package.overarch.as_ref().map_or(Ok(()), |overarch| self.overarch(overarch))
+    }
+
+    pub(super) fn report_progress(&self, what: String) {
         (self.reported)(ValidationProgress::Next(what));
     }
 
@@ -191,7 +210,7 @@ impl<'a> Bench<'a> {
         })
     }
 
-    fn run(&mut self, tower: &Tower, rows: &[&FeatureRow]) -> Result<Vec<Tensor>> {
+    pub(super) fn run(&mut self, tower: &Tower, rows: &[&FeatureRow]) -> Result<Vec<Tensor>> {
         let (pooled, _) = tower.lookup(rows, &Lookup::default())?;
         let rows: Vec<(&FeatureRow, &Pooled)> = rows.iter().copied().zip(&pooled).collect();
         tower.run(&rows, &self.threads, &mut self.scratch)
@@ -250,7 +269,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Returns the scores of candidates, by task.
-    fn score(&mut self, overarch: &OverArch, user: &[Vec<f32>], which: &[usize]) -> Result<Vec<f32>> {
+    pub(super) fn score(&mut self, overarch: &OverArch, user: &[Vec<f32>], which: &[usize]) -> Result<Vec<f32>> {
         let package = self.package;
         let numbers = samples::numbers(overarch, which);
         let rows = |given: InputRows<'_>| given.each(|n, row| samples::candidate(package, overarch, which[n], row));
@@ -329,7 +348,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-const LOGITS: &str = "logits";
+pub(super) const LOGITS: &str = "logits";
 
 /// Scores of a sample as the only candidate, with the tolerances of the same scores in a batch.
 struct Scores {
@@ -433,7 +452,7 @@ fn check_candidates(alone: &[Scores], made: &[f32], count: usize) -> Result<()> 
     Ok(())
 }
 
-fn batch_dependence_error(output: &str, what: &str, count: usize) -> Error {
+pub(super) fn batch_dependence_error(output: &str, what: &str, count: usize) -> Error {
     let why = match what {
         "row" => "the rows of a batch belong to different users",
         _ => "candidates are scored in batches of any size, and by shards",

@@ -11,6 +11,8 @@ use super::operands::{
 use super::recurrent::{self, CellStep};
 use super::tiles::tiles;
 
+pub(super) use super::softmax::softmax;
+
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn multiply_add(sum: __m512, x: __m512, weights: __m512) -> __m512 {
@@ -114,7 +116,7 @@ pub(super) unsafe fn map2(f: Binary, a: &Operand<'_>, b: &Operand<'_>, target: &
 /// Returns the larger numbers; NaN if either is NaN.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 #[inline]
-fn larger(x: __m512, y: __m512) -> __m512 {
+pub(super) fn larger(x: __m512, y: __m512) -> __m512 {
     // The instruction returns `y` unless `x` is larger.
     _mm512_mask_mov_ps(_mm512_max_ps(x, y), _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x), x)
 }
@@ -131,7 +133,7 @@ fn smaller(x: __m512, y: __m512) -> __m512 {
 /// function that enables all target features of the function that creates the closure.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 #[inline]
-fn joined(lanes: __m512, f: impl Fn(__m512, __m512) -> __m512) -> f32 {
+pub(super) fn joined(lanes: __m512, f: impl Fn(__m512, __m512) -> __m512) -> f32 {
     let eight = f(lanes, _mm512_shuffle_f32x4::<0b01_00_11_10>(lanes, lanes));
     let four = f(eight, _mm512_shuffle_f32x4::<0b10_11_00_01>(eight, eight));
     let two = f(four, _mm512_permute_ps::<0b01_00_11_10>(four));
@@ -154,7 +156,7 @@ fn first(numbers: &[f32]) -> (__mmask16, __m512) {
 /// Reduces contiguous numbers in the lanes of a register, and then the lanes.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 #[inline]
-fn reduced(run: &[f32], none: f32, f: impl Fn(__m512, __m512) -> __m512 + Copy) -> f32 {
+pub(super) fn reduced(run: &[f32], none: f32, f: impl Fn(__m512, __m512) -> __m512 + Copy) -> f32 {
     let (mut retained, (complete, rest)) = (_mm512_set1_ps(none), run.as_chunks::<LANES>());
     for chunk in complete {
         // SAFETY: a chunk fills a register.
@@ -195,16 +197,6 @@ pub(super) unsafe fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &m
         Fold::Max => folded(input, count, target, f.identity_element(), |x, y| larger(x, y)),
         Fold::Min => folded(input, count, target, f.identity_element(), |x, y| smaller(x, y)),
     }
-}
-
-/// Computes `normalize::softmax`, bit for bit.
-///
-/// # Safety
-/// As [`map1`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
-pub(super) unsafe fn softmax(numbers: &mut [f32], width: usize) {
-    let max = |run: &[f32]| reduced(run, Fold::Max.identity_element(), |x, y| larger(x, y));
-    normalize::softmax::<true>(numbers, width, max, |run| reduced(run, 0.0, |x, y| _mm512_add_ps(x, y)));
 }
 
 /// Computes `normalize::norm`, bit for bit.

@@ -12,6 +12,8 @@
 //! same layout, does 8,192 multiply-adds (`amx.rs`). The result may be written as pairs too, the input form of the next
 //! product. Beyond the depth of a part, both factors are padded with zeros to a multiple of [`STEP`].
 //!
+//! **Int8** ([`Int8Product`]): products with constant matrices whose factors are quantized, with exact sums (`int8`).
+//!
 //! **Outer products** ([`Outer`]) are summed over rows: the gradient of a matrix.
 //!
 //! **Recurrent layers** ([`CellStep`]) fuse the gates of a time step.
@@ -30,6 +32,7 @@ mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512bf16;
 mod chain;
+mod int8;
 mod maps;
 mod normalize;
 mod operands;
@@ -37,6 +40,8 @@ mod outer;
 mod portable;
 mod rearrange;
 mod recurrent;
+#[cfg(target_arch = "x86_64")]
+mod softmax;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
@@ -46,6 +51,7 @@ pub use operands::{
     pair_rows,
 };
 
+pub use int8::{INT8_DEPTH_MAX, Int8Matrix, Int8Part, Int8Product};
 pub use normalize::Norm;
 pub use outer::Outer;
 pub use rearrange::Order;

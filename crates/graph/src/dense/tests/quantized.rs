@@ -1,0 +1,137 @@
+//! Products in int8: which ones they are, their error, and that a row's result depends on nothing else.
+
+use super::*;
+use crate::dense::steps::{Plan, Work};
+
+/// Returns the shapes of the int8 products among the row steps, `[runs, depth, columns]`, and the functions of their results.
+fn products(plan: &Plan) -> Vec<([usize; 3], Option<Unary>)> {
+    let product = |step: &steps::Step| match &step.work {
+        Work::Int8Product { parts, runs, columns, map, .. } => {
+            Some(([*runs, parts.iter().map(|part| part.matrix.depth()).sum(), *columns], *map))
+        }
+        _ => None,
+    };
+    plan.rows.iter().filter_map(product).collect()
+}
+
+fn program(graph: &Graph) -> RowProgram {
+    RowProgram::of(graph, Precision::Int8, Kernels::best()).unwrap()
+}
+
+fn of_runs(runs: usize, width: usize) -> (Graph, Id) {
+    let given = GraphInput { side: Side::Pair, shape: vec![1, runs, width], rows: Some(0) };
+    let mut graph = Graph::new(vec![given]);
+    let x = graph.input(0).unwrap();
+    (graph, x)
+}
+
+fn linear(graph: &mut Graph, x: Id, columns: usize, seed: usize) -> Id {
+    let depth = *graph.shape(x).last().unwrap();
+    let scale = (depth as f32).sqrt();
+    let weights = numbers(depth * columns, seed).iter().map(|w| w / scale).collect();
+    let weights = graph.number(vec![depth, columns], weights).unwrap();
+    let product = graph.matmul(x, weights).unwrap();
+    let bias = graph.number(vec![columns], numbers(columns, seed + 1)).unwrap();
+    graph.binary(Binary::Add, product, bias).unwrap()
+}
+
+/// A feed-forward block over `runs` positions, with a residual connection.
+fn block(runs: usize) -> Graph {
+    let (mut graph, x) = of_runs(runs, 64);
+    let up = linear(&mut graph, x, 128, 1);
+    let active = graph.unary(Unary::Gelu, up).unwrap();
+    let down = linear(&mut graph, active, 64, 3);
+    graph.outputs = vec![graph.binary(Binary::Add, x, down).unwrap()];
+    graph
+}
+
+#[test]
+fn blocks_of_encoders_are_computed_in_int8() {
+    for runs in [1, 9, 200] {
+        let graph = block(runs);
+        let program = program(&graph);
+        let expected = [([runs, 64, 128], Some(Unary::Gelu)), ([runs, 128, 64], None)];
+        assert_eq!(products(&program.straight), expected, "{program}");
+        assert!(program.to_string().contains(&format!("int8 product in[{runs}, 64] x [64, 128]")), "{program}");
+        #[cfg(feature = "cuda")]
+        DeviceProgram::check(&program).unwrap();
+        let row = |n: usize| numbers(runs * 64, n);
+        for kernels in Kernels::tried() {
+            let program = RowProgram { kernels, ..program.clone() };
+            let rows = 200usize.div_ceil(runs);
+            for (n, made) in run(&program, rows, &[], &row).iter().enumerate() {
+                let want = interpret::row(&graph.values, graph.outputs[0], &[&row(n)]);
+                let off = made.iter().zip(&want).map(|(x, y)| (x - y).powi(2)).sum::<f32>();
+                let scale = want.iter().map(|x| x * x).sum::<f32>();
+                assert!(off > 0.0 && off < (0.02f32).powi(2) * scale, "{}, row {n}: {off} of {scale}", kernels.name());
+                assert_eq!(&run(&program, 1, &[], &|_| row(n))[0], made, "{}, row {n} alone", kernels.name());
+            }
+        }
+    }
+}
+
+/// Without functions of floating-point numbers, all instruction sets compute the same bits.
+#[test]
+fn int8_programs_give_the_same_bits_on_every_processor() {
+    let (mut graph, x) = of_runs(5, 70);
+    let made = linear(&mut graph, x, 90, 1);
+    let made = graph.unary(Unary::Relu, made).unwrap();
+    let made = linear(&mut graph, made, 50, 2);
+    graph.outputs = vec![graph.unary(Unary::Abs, made).unwrap()];
+    let program = program(&graph);
+    assert_eq!(products(&program.straight), [([5, 70, 90], Some(Unary::Relu)), ([5, 90, 50], None)]);
+    let row = |n: usize| numbers(5 * 70, n);
+    let first = run(&program, 40, &[], &row);
+    for kernels in Kernels::tried() {
+        let program = RowProgram { kernels, ..program.clone() };
+        assert_eq!(run(&program, 40, &[], &row), first, "{}", kernels.name());
+    }
+}
+
+#[test]
+fn small_products_outputs_and_products_of_activations_stay_in_f32() {
+    // An output, and a product whose result something else reads before its function.
+    let (mut graph, x) = of_runs(4, 64);
+    let inner = linear(&mut graph, x, 64, 1);
+    let active = graph.unary(Unary::Gelu, inner).unwrap();
+    let both = graph.binary(Binary::Mul, inner, active).unwrap();
+    let output = linear(&mut graph, both, 64, 2);
+    graph.outputs = vec![output];
+    assert_eq!(products(&program(&graph).straight), [([4, 64, 64], None)]);
+    // Too few columns, too shallow, and too few weights.
+    for (width, columns) in [(400, 31), (31, 400), (64, 63)] {
+        let (mut graph, x) = of_runs(4, width);
+        let made = linear(&mut graph, x, columns, 1);
+        graph.outputs = vec![graph.unary(Unary::Abs, made).unwrap()];
+        assert_eq!(products(&program(&graph).straight), [], "{width} x {columns}");
+    }
+    // Both factors depend on the row.
+    let (mut graph, x) = of_runs(64, 64);
+    let product = graph.matmul(x, x).unwrap();
+    graph.outputs = vec![graph.unary(Unary::Abs, product).unwrap()];
+    assert_eq!(products(&program(&graph).straight), []);
+    // An infinite weight.
+    let (mut graph, x) = of_runs(4, 64);
+    let mut weights = numbers(64 * 64, 1);
+    weights[77] = f32::INFINITY;
+    let weights = graph.number(vec![64, 64], weights).unwrap();
+    let product = graph.matmul(x, weights).unwrap();
+    graph.outputs = vec![graph.unary(Unary::Abs, product).unwrap()];
+    assert_eq!(products(&program(&graph).straight), []);
+}
+
+#[test]
+fn int8_rerankers_score_a_candidate_alike_in_every_batch() {
+    let (bytes, inputs, output) = reranker();
+    let graph = import::import(&bytes, &inputs, &[made(output.0, &output.1)]).unwrap();
+    let (program, exact) = (program(&graph), RowProgram::of(&graph, Precision::F32, Kernels::best()).unwrap());
+    let query: Vec<f32> = numbers(64, 1).iter().map(|x| x / 8.0).collect();
+    let row = |n: usize| numbers(69, n).iter().map(|x| x / 8.0).collect::<Vec<f32>>();
+    let want = run(&exact, 300, &[&query], &row);
+    let scale = want.iter().flatten().fold(0f32, |most, x| most.max(x.abs()));
+    for (n, (got, want)) in run(&program, 300, &[&query], &row).iter().zip(&want).enumerate() {
+        let off = got.iter().zip(want).fold(0f32, |most, (x, y)| most.max((x - y).abs()));
+        assert!(off <= 0.02 * scale, "row {n}: {got:?} is not {want:?}");
+        assert_eq!(&run(&program, 1, &[&query], &|_| row(n))[0], got, "row {n} alone");
+    }
+}

@@ -1,0 +1,144 @@
+//! Softmax in AVX-512. The compiler's version of `normalize::softmax` computes the last numbers of a run one by one.
+
+use std::arch::x86_64::*;
+
+use super::avx512::{joined, lanes, larger, reduced};
+use super::operands::{Fold, LANES};
+
+/// Runs whose maxima are computed together, because the steps of one run wait for each other.
+const RUNS: usize = 16;
+
+/// Computes `normalize::softmax`, bit for bit. A run is divided by its sum while the exponentials of the next run are computed: the
+/// divider works beside the other units.
+///
+/// # Safety
+/// The CPU has AVX-512 F, BW and VL, and FMA.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
+pub(super) unsafe fn softmax(numbers: &mut [f32], width: usize) {
+    let width = width.max(1);
+    for runs in numbers.chunks_mut(RUNS * width) {
+        let mut maxima = [0.0; RUNS];
+        for (most, run) in maxima.iter_mut().zip(runs.chunks_exact(width)) {
+            *most = reduced(run, Fold::Max.identity_element(), |x, y| larger(x, y));
+        }
+        let mut before: Option<Exponentials<'_>> = None;
+        for (most, run) in maxima.iter().zip(runs.chunks_exact_mut(width)) {
+            let sum = match &mut before {
+                None => exponentials::<false>(run, *most, &mut Exponentials { run: &mut [], sum: 1.0 }),
+                Some(before) => exponentials::<true>(run, *most, before),
+            };
+            before = Some(Exponentials { run, sum });
+        }
+        if let Some(last) = &mut before {
+            divide(last);
+        }
+    }
+}
+
+/// A run of exponentials, and their sum.
+struct Exponentials<'a> {
+    run: &'a mut [f32],
+    sum: f32,
+}
+
+/// Replaces the numbers of a run by the exponentials of their differences to the maximum, and returns the sum. If `DIVIDES`, divides
+/// `before`, a run of the same width, by its sum.
+///
+/// # Panics
+/// If the runs differ in width.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
+#[inline]
+fn exponentials<const DIVIDES: bool>(run: &mut [f32], most: f32, before: &mut Exponentials<'_>) -> f32 {
+    assert!(!DIVIDES || before.run.len() == run.len(), "runs of different widths");
+    let (most, total) = (_mm512_set1_ps(most), _mm512_set1_ps(before.sum));
+    let mut sums = _mm512_setzero_ps();
+    for first in (0..run.len()).step_by(LANES) {
+        let mask = lanes(run.len() - first);
+        // SAFETY: masked loads and stores touch only the numbers of the runs.
+        unsafe {
+            let at = run.as_mut_ptr().add(first);
+            let made = exp(_mm512_sub_ps(_mm512_maskz_loadu_ps(mask, at), most));
+            _mm512_mask_storeu_ps(at, mask, made);
+            sums = _mm512_mask_add_ps(sums, mask, sums, made);
+            if DIVIDES {
+                let at = before.run.as_mut_ptr().add(first);
+                let shares = _mm512_div_ps(_mm512_maskz_loadu_ps(mask, at), total);
+                _mm512_mask_storeu_ps(at, mask, shares);
+            }
+        }
+    }
+    joined(sums, |x, y| _mm512_add_ps(x, y))
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
+#[inline]
+fn divide(last: &mut Exponentials<'_>) {
+    let total = _mm512_set1_ps(last.sum);
+    for first in (0..last.run.len()).step_by(LANES) {
+        let mask = lanes(last.run.len() - first);
+        // SAFETY: masked loads and stores touch only the numbers of the run.
+        unsafe {
+            let at = last.run.as_mut_ptr().add(first);
+            _mm512_mask_storeu_ps(at, mask, _mm512_div_ps(_mm512_maskz_loadu_ps(mask, at), total));
+        }
+    }
+}
+
+/// Computes `maps::exp` of numbers that are at most 0 or NaN, bit for bit.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
+#[inline]
+fn exp(x: __m512) -> __m512 {
+    let number = |x: f32| _mm512_set1_ps(x);
+    let (low, shift) = (number(-87.3), number(12_582_912.0));
+    // The instruction returns its second operand if that is NaN.
+    let inside = _mm512_max_ps(low, x);
+    let shifted = _mm512_fmadd_ps(inside, number(std::f32::consts::LOG2_E), shift);
+    let n = _mm512_sub_ps(shifted, shift);
+    let r = _mm512_fmadd_ps(n, number(-0.693_145_75), inside);
+    let r = _mm512_fmadd_ps(n, number(-1.428_606_8e-6), r);
+    let mut p = number(1.987_569_1e-4);
+    for c in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 0.166_666_65, 0.5] {
+        p = _mm512_fmadd_ps(p, r, number(c));
+    }
+    let e = _mm512_fmadd_ps(_mm512_mul_ps(p, r), r, _mm512_add_ps(r, number(1.0)));
+    let power = _mm512_slli_epi32::<23>(_mm512_castps_si512(shifted));
+    let power = _mm512_add_epi32(power, _mm512_set1_epi32(0x3f80_0000));
+    let scaled = _mm512_mul_ps(e, _mm512_castsi512_ps(power));
+    _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, low), scaled)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::cpu::Kernels;
+    use crate::cpu::dense::normalize;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Bit for bit, with infinite numbers, NaN, and differences beyond the range of exponentials.
+        #[test]
+        fn softmax_equals_that_of_separate_steps(
+            runs in 1usize..40, width in 1usize..130, size in -3i32..4, kind in 0u8..8, seed in 0usize..1000,
+        ) {
+            let mut numbers: Vec<f32> = (0..runs * width)
+                .map(|n| (((n + seed) * 37 % 127) as f32 / 64.0 - 1.0) * 10f32.powi(size))
+                .collect();
+            let at = seed % numbers.len();
+            match kind {
+                0 => numbers[at] = f32::NAN,
+                1 => numbers[at] = f32::INFINITY,
+                2 => numbers[at] = f32::NEG_INFINITY,
+                3 => numbers[..width].fill(f32::NEG_INFINITY),
+                4 => numbers[at] = -1e9,
+                _ => {}
+            }
+            let mut expected = numbers.clone();
+            normalize::softmax::<true>(&mut expected, width, normalize::max, normalize::sum);
+            for kernels in Kernels::all().into_iter().filter(|kernels| kernels.name().starts_with("avx512")) {
+                let mut made = numbers.clone();
+                kernels.softmax(&mut made, width);
+                let bits = |x: &[f32]| x.iter().map(|x| if x.is_nan() { 0x7fc0_0000 } else { x.to_bits() }).collect::<Vec<_>>();
+                prop_assert_eq!(bits(&made), bits(&expected));
+            }
+        }
+    }
+}
