@@ -5,7 +5,8 @@
     python python/bench_models.py [BENCH] [NAME...]
 
 BENCH is the built bench, by default the newest target/release/deps/towers-*. Models have random weights and the sizes in MODELS;
-sequences are full. A round runs each case once on each side, ROUNDS times; reports medians.
+sequences are full. A round runs each case once on each side, ROUNDS times; reports medians. PRECISION is that of the compiled
+graph: f32, bf16 or int8.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ROUNDS = 11
 ROUND_SECONDS = 0.06
 CANDIDATES = 1_000
+PRECISION = os.environ.get("PRECISION", "f32")
 
 
 class Gru4Rec(nn.Module):
@@ -273,7 +275,7 @@ def main() -> None:
             export(make(), inputs, path)
             shapes = " ".join(f"{key}={shape}" for key, shape in [*inputs.items(), ("out", output)])
             for rows in counts:
-                peer, case = Peer(path, inputs, rows), f"{path} {rows} {shapes}"
+                peer, case = Peer(path, inputs, rows), f"{path} {rows} {PRECISION} {shapes}"
                 rounds = [(peer.microseconds(), bench.microseconds(case)) for _ in range(ROUNDS)]
                 base, own = (statistics.median(column) for column in zip(*rounds))
                 print(f"| {name} | {rows} | {base:.0f} | {own:.0f} | {base / own:.2f} |", flush=True)

@@ -142,7 +142,8 @@ fn readable(e: &serde_json::Error) -> String {
     };
     let kind = match kind {
         "u64" | "usize" | "u32" => "a whole number from 0 up",
-        "i64" | "i32" => "a whole number",
+        "i64" => "a whole number from -2^63 to 2^63 - 1",
+        "i32" => "a whole number",
         "f64" | "f32" => "a number",
         other => other,
     };

@@ -31,6 +31,7 @@ pub mod quota;
 pub mod random;
 pub mod request;
 pub mod sampler;
+pub mod spelling;
 pub mod tasks;
 pub mod tensor;
 pub mod units;

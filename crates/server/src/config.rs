@@ -10,6 +10,7 @@
 #[cfg(test)]
 mod reference;
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -26,6 +27,7 @@ use crate::route;
 use crate::route::PeerOptions;
 use sterling_core::error::{Error, Result};
 use sterling_core::limits;
+use sterling_core::spelling::nearest;
 use sterling_cuda::Choice;
 use sterling_journal::StreamOptions;
 use sterling_publish::compact;
@@ -430,7 +432,7 @@ fn keys(defaults: &Value) -> Vec<String> {
     keys
 }
 
-/// Rejects a variable that names an unknown key of a known section, or a key whose underscores differ.
+/// Rejects a variable that names an unknown key of a known section, a misspelled section, or a key whose underscores differ.
 fn check_misspelled(name: &str, path: &str, known: &[String]) -> Result<()> {
     let variable = |key: &str| format!("{PREFIX}{}", key.replace('.', "__").to_uppercase());
     let plain = |key: &str| key.replace(['.', '_'], "");
@@ -438,6 +440,10 @@ fn check_misspelled(name: &str, path: &str, known: &[String]) -> Result<()> {
         return Err(Error::invalid(format!("configuration: {name}: unknown key, expected {}", variable(key))));
     }
     let Some((section, _)) = path.split_once('.').filter(|(_, rest)| !rest.is_empty()) else { return Ok(()) };
+    let sections: BTreeSet<&str> = known.iter().filter_map(|key| Some(key.split_once('.')?.0)).collect();
+    if let Some(near) = nearest(section, &Vec::from_iter(sections)).filter(|near| *near != section) {
+        return Err(Error::invalid(format!("configuration: {name}: unknown section `{section}`, expected `{near}`")));
+    }
     let of_section = known.iter().filter(|key| key.split_once('.').is_some_and(|(of, _)| of == section));
     let of_section: Vec<String> = of_section.map(|key| variable(key)).collect();
     if of_section.is_empty() {
@@ -591,6 +597,7 @@ mod tests {
             ("STERLING_REFRESHMS", "expected STERLING_REFRESH_MS"),
             ("STERLING_REFRESH__MS", "expected STERLING_REFRESH_MS"),
             ("STERLING_HTTP__ACCESS__KEYS", "unknown key of section `http`"),
+            ("STERLING_ACESS__KEYS", "STERLING_ACESS__KEYS: unknown section `acess`, expected `access`"),
         ] {
             let error = with_variables(&[(name, "x")]).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
@@ -614,6 +621,8 @@ mod tests {
             ("STERLING___QUEUE", "x"),
             ("STERLING_", "x"),
             ("STERLING_LOG", "debug"),
+            // A key of routers, whose environment a server may share.
+            ("STERLING_ROUTE__KEY", "x"),
             ("STORE", "elsewhere"),
         ]);
         assert_eq!(config.unwrap(), Config::default());
