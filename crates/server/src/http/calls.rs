@@ -187,9 +187,9 @@ pub async fn queries(State(app): State<Arc<App>>, Names(model): Names<String>, r
                 .map_err(|e| Error::internal(format!("cannot encode the recorded queries: {e}")))?;
             lines.push(b'\n');
         }
-        Ok(lines)
+        Ok(whole(lines, share))
     });
-    Ok(([(CONTENT_TYPE, "application/x-ndjson")], whole(written.await?, share)).into_response())
+    Ok(([(CONTENT_TYPE, "application/x-ndjson")], written.await?).into_response())
 }
 
 /// The slowest retrievals, rankings and embeddings of the last minutes, with the work of their steps.

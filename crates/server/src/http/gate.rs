@@ -16,7 +16,7 @@ use super::access::secret_of;
 use super::answer::{Timing, http1};
 use super::app::Host;
 use super::connections::Connection;
-use super::flow::flow;
+use super::flow::{ConnectionFlow, flows};
 use super::layers::{Signature, id_of};
 use super::table;
 use super::trace_context::{TraceContext, new_id};
@@ -107,9 +107,9 @@ pub(super) fn refusal(host: &dyn Host, connection: &Connection, request: &PlainR
     let secret = request.authorization.and_then(secret_of);
     let flow = || {
         let caller = host.entrance().access.caller(secret);
-        let caller = flow(&caller, Some(connection.peer.address.ip()), request.client);
+        let (flow, ConnectionFlow(caller)) = flows(&caller, Some(connection.peer.address.ip()), request.client);
         connection.caller.called_by(caller);
-        caller
+        flow
     };
     let overloaded = host.admits(&flow, Some(request.body)).err()?;
     let is_let_in = || host.entrance().access.look(table::find(&Method::POST, path).needs(), secret);

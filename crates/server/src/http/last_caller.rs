@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use axum::http::{Response, StatusCode};
 
+use super::flow::ConnectionFlow;
 use sterling_core::quota::Flow;
 
 /// Status codes of requests that are rejected before their content matters.
@@ -33,7 +34,7 @@ impl LastCaller {
 
     /// Records the caller of an answered request, if the answer names one, and whether the request was rejected.
     pub(super) fn answers<B>(&self, response: &Response<B>) {
-        if let Some(&caller) = response.extensions().get() {
+        if let Some(&ConnectionFlow(caller)) = response.extensions().get() {
             self.called_by(caller);
         }
         if REJECTION_STATUSES.contains(&response.status()) {

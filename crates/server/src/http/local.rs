@@ -330,10 +330,10 @@ pub(super) async fn side_by_side(
     let (count, started) = (prepared.len(), Instant::now());
     let mut calls = Vec::with_capacity(count);
     for (n, prepared) in prepared.into_iter().enumerate() {
-        if n % SUBMITTED_PER_POLL == SUBMITTED_PER_POLL - 1 {
+        if n > 0 && n.is_multiple_of(SUBMITTED_PER_POLL) {
             yield_now().await;
         }
-        let entry = entry(app, prepared, call, &share);
+        let entry = entry(app, prepared, (call, started), &share);
         calls.push(async move {
             let entry = entry.await;
             if let Some(watched) = watched {
@@ -354,12 +354,19 @@ pub(super) async fn side_by_side(
     Ok((results, share, passed))
 }
 
-/// Submits one of a list of retrievals, and answers it.
-fn entry(app: &App, prepared: Ready, call: &Call, share: &Share) -> impl Future<Output = Result<Entry>> + Send {
+/// Submits one of a list of retrievals, and answers it. Its time began with the list.
+fn entry(
+    app: &App,
+    prepared: Ready,
+    (call, started): (&Call, Instant),
+    share: &Share,
+) -> impl Future<Output = Result<Entry>> + Send {
     let submitted = prepared.map(|(prepared, terms, shape)| {
         let (columns, view) = (prepared.columns().to_vec(), prepared.view().clone());
         let prepared = prepared.asked_for(call.origin.clone());
-        (app.engine.submit(prepared, call.terms(terms)), columns, view, shape)
+        let timeout = terms.timeout.unwrap_or(app.engine.timeout()).saturating_sub(started.elapsed());
+        let terms = call.terms(CallOptions { timeout: Some(timeout), ..terms });
+        (app.engine.submit(prepared, terms), columns, view, shape)
     });
     async move {
         let (answer, columns, view, shape) = submitted?;

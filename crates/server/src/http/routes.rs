@@ -14,7 +14,7 @@ use super::app::{App, Host};
 use super::call_id::CallId;
 use super::coding::{self, Encoders};
 use super::connections::Peer;
-use super::flow::flow;
+use super::flow::flows;
 use super::head::check_head;
 use super::layers;
 use super::parameters::check_known;
@@ -92,7 +92,7 @@ async fn guard(State(host): State<Arc<dyn Host>>, mut request: Request, next: Ne
     };
     request.extensions_mut().insert(matched);
     let client = request.headers().get(CLIENT_HEADER).map(HeaderValue::as_bytes);
-    let flow = flow(&caller, peer.map(|peer| peer.address.ip()), client);
+    let (flow, connection_flow) = flows(&caller, peer.map(|peer| peer.address.ip()), client);
     request.extensions_mut().insert(flow);
     request.extensions_mut().insert(caller.clone());
     let mut response = match known {
@@ -101,6 +101,7 @@ async fn guard(State(host): State<Arc<dyn Host>>, mut request: Request, next: Ne
     };
     response.extensions_mut().insert(caller);
     response.extensions_mut().insert(flow);
+    response.extensions_mut().insert(connection_flow);
     if let Some(change) = change {
         change.ended(response.status().as_u16()).await;
     }

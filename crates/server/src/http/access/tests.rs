@@ -16,7 +16,7 @@ use tower::ServiceExt as _;
 
 use super::*;
 use crate::http::connections::Peer;
-use crate::http::flow;
+use crate::http::flow::{self, ConnectionFlow};
 use crate::http::table::{self, Matched, TABLE};
 use crate::http::verb::Verb;
 use crate::http::{App, Options, RouterApp, Traces, router, routes};
@@ -143,11 +143,12 @@ fn check_roles(edge: &TestServer) {
 #[test]
 fn only_routers_name_their_clients() {
     let server = TestServer::new(None);
-    // The connection counts towards this flow too.
     let flow = |key: &str, client: &str| {
         let request = Request::builder().uri("/v1/models").header("authorization", server.bearer(key));
         let request = request.header(CLIENT_HEADER, client).body(Body::empty()).unwrap();
         let response = server.runtime.block_on(server.router.clone().oneshot(request)).unwrap();
+        // All clients of a router use the same connections, which are scheduled by its key.
+        assert_eq!(response.extensions().get(), Some(&ConnectionFlow(Flow::of_key(key))));
         *response.extensions().get::<Flow>().unwrap()
     };
     assert_eq!(flow("router", "1"), flow("router", "1"));
@@ -161,7 +162,7 @@ fn only_routers_name_their_clients() {
     // Without keys, no caller is known to be a router.
     let open = AccessControl::open(&AccessOptions::default()).unwrap().caller(None);
     let address = Ipv4Addr::LOCALHOST.into();
-    assert_eq!(flow::flow(&open, Some(address), Some(b"1")), Flow::of_address(address));
+    assert_eq!(flow::flows(&open, Some(address), Some(b"1")).0, Flow::of_address(address));
 }
 
 #[test]
