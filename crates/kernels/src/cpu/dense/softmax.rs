@@ -8,8 +8,8 @@ use super::operands::{Fold, LANES};
 /// Runs whose maxima are computed together, because the steps of one run wait for each other.
 const RUNS: usize = 16;
 
-/// Computes `normalize::softmax`, bit for bit. A run is divided by its sum while the exponentials of the next run are computed: the
-/// divider works beside the other units.
+/// Computes `normalize::softmax`, bit for bit. A run is divided by its sum while the exponentials of the next run are
+/// computed: the divider works beside the other units.
 ///
 /// # Safety
 /// The CPU has AVX-512 F, BW and VL, and FMA.
@@ -41,8 +41,8 @@ struct Exponentials<'a> {
     sum: f32,
 }
 
-/// Replaces the numbers of a run by the exponentials of their differences to the maximum, and returns the sum. If `DIVIDES`, divides
-/// `before`, a run of the same width, by its sum.
+/// Replaces the numbers of a run by the exponentials of their differences to the maximum, and returns the sum. If
+/// `DIVIDES`, divides `before`, a run of the same width, by its sum.
 ///
 /// # Panics
 /// If the runs differ in width.

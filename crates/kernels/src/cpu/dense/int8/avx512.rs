@@ -8,13 +8,15 @@ use super::{QUAD, QUAD_BYTES, ROWS_MAX, RowScale, Rows, TILE_COLUMNS, Tile};
 
 /// Maximum number of rows of a tile: 28 of 32 registers hold sums.
 const TILE_ROWS: usize = 14;
-/// Up to this number of rows, [`WIDE`] registers of columns are multiplied at once: fewer would be too few independent sums.
+/// Up to this number of rows, [`WIDE`] registers of columns are multiplied at once: fewer would be too few independent
+/// sums.
 const ROWS_FEW: usize = 3;
 const WIDE: usize = TILE_COLUMNS / LANES;
 /// Maximum number of registers that hold sums.
 const ROOM: usize = 2 * TILE_ROWS;
 
-/// Computes `portable::quantize`, bit for bit. Each step is done for all rows, because the steps of one row wait for each other.
+/// Computes `portable::quantize`, bit for bit. Each step is done for all rows, because the steps of one row wait for
+/// each other.
 ///
 /// # Safety
 /// The CPU has AVX-512 F, BW and VL.
@@ -161,8 +163,8 @@ unsafe fn block<const M: usize, const V: usize>(
             }
         }
     }
-    // The sums leave the registers in loops that the compiler unrolls. It would not unroll the loops below, and would keep
-    // their operand in memory during the products, too.
+    // The sums leave the registers in loops that the compiler unrolls. It would not unroll the loops below, and would
+    // keep their operand in memory during the products, too.
     let (done, _) = room.split_at_mut(M * V);
     for (m, sum) in sums.iter().enumerate() {
         for (v, &sum) in sum.iter().enumerate() {
@@ -187,7 +189,7 @@ unsafe fn block<const M: usize, const V: usize>(
         for (v, (&sum, &(of_column, scales, bias))) in sums.iter().zip(&of_columns).enumerate() {
             let mask = lanes(tile.count - (register + v) * LANES);
             let sum = _mm512_sub_epi32(sum, _mm512_mullo_epi32(zero, of_column));
-            let product = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(scale, scales));
+            let product = _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sum), scales), scale);
             // SAFETY: the masked numbers lie inside the result.
             unsafe {
                 let to = out.add((row + m) * stride + (register + v) * LANES);

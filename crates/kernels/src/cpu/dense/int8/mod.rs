@@ -1,10 +1,10 @@
 //! Int8 products: matrices are quantized once, per column; rows when they are multiplied, per row.
 //!
-//! A weight is `scale * code` with a code from -127 to 127. A number of a row is `scale * (code - zero)` with a code from 0 to
-//! 255, where `zero` is the code of 0 and the scale is the range of the row, 0 included, over 255. So a number is off by at
-//! most half a scale, a row of one sign has the full resolution, and 0 stays 0. The sums of products of codes are exact
-//! integers. The conversion to f32 is a fixed sequence of operations without fused multiply-adds: results are equal bit
-//! for bit on every instruction set, and do not depend on other rows.
+//! A weight is `scale * code` with a code from -127 to 127. A number of a row is `scale * (code - zero)` with a code
+//! from 0 to 255, where `zero` is the code of 0 and the scale is the range of the row, 0 included, over 255. So a number
+//! is off by at most half a scale, a row of one sign has the full resolution, and 0 stays 0. The sums of products of
+//! codes are exact integers. The conversion to f32 is a fixed sequence of operations without fused multiply-adds:
+//! results are equal bit for bit on every instruction set, and do not depend on other rows.
 //!
 //! A row with NaN or an infinite number yields NaN in all columns.
 
@@ -23,7 +23,8 @@ use crate::cpu::isa::{Isa, Kernels};
 const QUAD: usize = 4;
 /// Bytes of a panel's columns per quad of the depth.
 const QUAD_BYTES: usize = PANEL * QUAD;
-/// Maximum number of rows that are quantized and multiplied together. Several tiles of rows read a panel from the L1 cache.
+/// Maximum number of rows that are quantized and multiplied together. Several tiles of rows read a panel from the L1
+/// cache.
 const ROWS_MAX: usize = 56;
 /// Depth above which a panel and the codes of these rows exceed the L1 cache, and maximum number of rows then.
 const DEEP: usize = 512;
@@ -214,8 +215,8 @@ thread_local! {
 }
 
 impl Kernels {
-    /// Writes a sum of int8 products to `out`, whose rows are `stride` apart; numbers between the columns and the stride are
-    /// unchanged.
+    /// Writes a sum of int8 products to `out`, whose rows are `stride` apart; numbers between the columns and the
+    /// stride are unchanged.
     ///
     /// # Panics
     /// If a slice is shorter than the shapes say, or the matrices differ in their columns.

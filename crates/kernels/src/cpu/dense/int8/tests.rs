@@ -44,7 +44,7 @@ fn column_oracle(column: &[f32]) -> Oracle {
 
 fn number_oracle(x: &Oracle, w: &Oracle) -> f32 {
     let sum: i64 = x.codes.iter().zip(&w.codes).map(|(code, w)| (code - x.zero) * w).sum();
-    sum as f32 * (x.scale * w.scale)
+    (sum as f32 * w.scale) * x.scale
 }
 
 /// A product of several parts whose rows are `gap` further apart than their depth.
@@ -238,6 +238,22 @@ fn sums_of_the_largest_depth_are_exact() {
             let product = Int8Product { rows: 1, parts: &parts, bias: &[], map: None };
             kernels.product_int8(&product, &mut out, columns);
             assert!(out.iter().all(|got| (got / (x * depth as f32) - 1.0).abs() < 1e-6), "{}: {out:?}", kernels.name());
+        }
+    }
+}
+
+/// Factors whose scales have a product beyond f32, and a large row whose sum of codes times its scale is beyond f32.
+#[test]
+fn results_are_finite_if_those_of_f32_are() {
+    for (row, column, expected) in [([1e38, 0.0], [0.0, 1e6], 0.0), ([1e38, 1e38], [1e-6, 1e-6], 2e32)] {
+        let quantized = Int8Matrix::quantize(&column, 2, 1).unwrap();
+        for kernels in Kernels::tried() {
+            let parts = [Int8Part { rows: &row, stride: 2, matrix: &quantized }];
+            let mut out = [7.5];
+            kernels.product_int8(&Int8Product { rows: 1, parts: &parts, bias: &[], map: None }, &mut out, 1);
+            assert!((out[0] - expected).abs() <= 1e-5 * expected, "{}: {out:?} is not {expected}", kernels.name());
+            let exact = number_oracle(&row_oracle(&row), &column_oracle(&column));
+            assert_eq!(bits(&out), bits(&[exact]), "{}", kernels.name());
         }
     }
 }
