@@ -38,10 +38,6 @@ fn item(id: i64) -> Value {
 /// Returns a network over the item and its price, whose product with the query is the logit beside the retrieval score;
 /// `precision` is a line of `model.toml`.
 fn package(precision: &str) -> Made {
-    package_of(precision, overarch())
-}
-
-fn package_of(precision: &str, overarch: Onnx) -> Made {
     let model = format!(
         r#"
 name = "parts"
@@ -59,15 +55,10 @@ expression = "click"
 "#
     );
     let items: Vec<Value> = (0..ITEMS).map(item).collect();
-    Made::new(&model, &items).graph("overarch.onnx", overarch)
+    Made::new(&model, &items).graph("overarch.onnx", overarch())
 }
 
 fn overarch() -> Onnx {
-    overarch_with(&numbers((D + 1) * HIDDEN, 1, 0.4), &numbers(HIDDEN * HIDDEN, 2, 0.2))
-}
-
-/// Returns the network with the given weights of the first two layers.
-fn overarch_with(w1: &[f32], w2: &[f32]) -> Onnx {
     let (d, hidden) = (D as i64, HIDDEN as i64);
     Onnx::default()
         .input("query", &[-1, d])
@@ -75,8 +66,8 @@ fn overarch_with(w1: &[f32], w2: &[f32]) -> Onnx {
         .input("price", &[-1, -1])
         .input("similarity", &[-1, -1])
         .output("logits", &[-1, -1, 1])
-        .numbers("w1", &[d + 1, hidden], w1)
-        .numbers("w2", &[hidden, hidden], w2)
+        .numbers("w1", &[d + 1, hidden], &numbers((D + 1) * HIDDEN, 1, 0.4))
+        .numbers("w2", &[hidden, hidden], &numbers(HIDDEN * HIDDEN, 2, 0.2))
         .numbers("w3", &[hidden, d], &numbers(HIDDEN * D, 3, 0.2))
         .integers("last", &[-1])
         .integers("second", &[1])
@@ -263,31 +254,81 @@ fn a_golden_answer_that_bf16_does_not_give_keeps_f32() {
 }
 
 #[test]
-fn a_package_in_int8_answers_nearly_as_in_f32() {
+fn the_reranker_of_a_package_in_int8_stays_in_f32() {
     let store = tempfile::tempdir().unwrap();
-    let plain = answers(&view(&published(&package(""), store.path(), PartFormat::None)));
-    let folder = published(&package("precision = \"int8\""), store.path(), PartFormat::None);
+    let served = |precision| view(&published(&package(precision), store.path(), PartFormat::F32));
+    let [in_int8, in_f32] = [served("precision = \"int8\""), served("")];
+    let program = |view: &View| view.overarch().unwrap().graph().1.program().unwrap().to_string();
+    assert_eq!(program(&in_int8), program(&in_f32));
+    for (made, exact) in answers(&in_int8).iter().zip(&answers(&in_f32)) {
+        assert_eq!((&made.ids, &made.scores), (&exact.ids, &exact.scores));
+    }
+}
+
+/// Returns a package with a user tower of three layers over one vector; `w2` are the weights of the second one.
+fn tower_package(precision: &str, w1: &[f32], w2: &[f32]) -> Made {
+    let (d, hidden) = (D as i64, HIDDEN as i64);
+    let model = format!(
+        r#"
+name = "parts"
+dimension = {D}
+{precision}
+
+[user]
+tower = "user.onnx"
+
+[[user.features]]
+name = "x"
+kind = "dense"
+width = {D}
+"#
+    );
+    let tower = Onnx::default()
+        .input("x", &[-1, d])
+        .output("query", &[-1, d])
+        .numbers("w1", &[d, hidden], w1)
+        .numbers("w2", &[hidden, hidden], w2)
+        .numbers("w3", &[hidden, d], &numbers(HIDDEN * D, 3, 0.2))
+        .node("MatMul", &["x", "w1"], "h1")
+        .node("Relu", &["h1"], "r1")
+        .node("MatMul", &["r1", "w2"], "h2")
+        .node("Relu", &["h2"], "r2")
+        .node("MatMul", &["r2", "w3"], "query");
+    let items: Vec<Value> = (0..ITEMS).map(item).collect();
+    Made::new(&model, &items).graph("user.onnx", tower)
+}
+
+#[test]
+fn a_tower_in_int8_answers_nearly_as_in_f32() {
+    let store = tempfile::tempdir().unwrap();
+    let (w1, w2) = (numbers(D * HIDDEN, 1, 0.4), numbers(HIDDEN * HIDDEN, 2, 0.2));
+    let served = |precision| published(&tower_package(precision, &w1, &w2), store.path(), PartFormat::None);
+    let [folder, in_f32] = [served("precision = \"int8\""), served("")];
     assert!(read(folder.join("manifest.json"))["decisions"]["precision"].is_null());
-    let in_int8 = view(&folder);
-    let program = in_int8.overarch().unwrap().graph().1.program().unwrap().to_string();
+    let [in_int8, in_f32] = [&folder, &in_f32].map(|folder| view(folder));
+    let program = in_int8.main().package.user.as_ref().unwrap().graph().1.program().unwrap().to_string();
     assert!(program.starts_with("products marked int8 in int8, on GPUs in f32"), "{program}");
-    assert!(program.contains("int8 product r"), "{program}");
-    let made = answers(&in_int8);
-    alike(&made, &plain, 3e-2);
+    assert_eq!(program.matches("int8 product").count(), 1, "{program}");
+    let answers = |view: &Arc<View>| -> Vec<Ranked> {
+        let body = |n: usize| json!({"features": {"x": numbers(D, n * 5 + 1, 1.0)}, "k": 50, "exact": true});
+        let bodies: Vec<Value> = (0..4).map(body).collect();
+        retrieve(view, &bodies).into_iter().map(|answer| answer.unwrap().0).collect()
+    };
+    let (made, plain) = (answers(&in_int8), answers(&in_f32));
+    alike(&made, &plain, 3e-2 * plain[0].scores[0].abs().max(1.0));
     assert!(made.iter().zip(&plain).any(|(a, b)| a.scores != b.scores), "int8 changes no score");
 }
 
 /// A hidden unit that is large and has no effect takes the resolution of the others.
 #[test]
 fn a_package_that_int8_changes_is_rejected_with_its_error() {
-    let (mut w1, mut w2) = (numbers((D + 1) * HIDDEN, 1, 0.4), numbers(HIDDEN * HIDDEN, 2, 2.0));
+    let (mut w1, mut w2) = (numbers(D * HIDDEN, 1, 0.4), numbers(HIDDEN * HIDDEN, 2, 2.0));
     w1.iter_mut().step_by(HIDDEN).for_each(|w| *w = 1e5);
     w2[..HIDDEN].fill(0.0);
-    let overarch = || overarch_with(&w1, &w2);
     let store = tempfile::tempdir().unwrap();
-    put(store.path(), &package_of("", overarch()).publication()).unwrap();
-    let rejected = put(store.path(), &package_of("precision = \"int8\"", overarch()).publication());
+    put(store.path(), &tower_package("", &w1, &w2).publication()).unwrap();
+    let rejected = put(store.path(), &tower_package("precision = \"int8\"", &w1, &w2).publication());
     let error = rejected.unwrap_err().to_string();
-    assert!(error.contains("overarch.onnx: scores in int8 differ from f32 by "), "{error}");
-    assert!(error.contains("expected at most 5.00 %: use `precision = \"bf16\"` or f32"), "{error}");
+    assert!(error.contains("user.onnx: outputs in int8 differ from f32 by "), "{error}");
+    assert!(error.contains("expected at most 10.00 %: use `precision = \"bf16\"` or f32"), "{error}");
 }

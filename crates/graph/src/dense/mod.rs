@@ -9,8 +9,8 @@
 //!    with matrices computed from the user's values once per request if that pays off.
 //! 4. `plan` assigns memory to every value and generates steps (`steps`), among them fused steps for comparisons,
 //!    products and reductions (`equal`), for attention (`attention`), and for softmax or layer normalization
-//!    (`normalize`), and int8 products (`quantized`). `exec` runs the steps: user steps once, row steps in blocks that stay in the caches through all
-//!    steps.
+//!    (`normalize`), and int8 products (`quantized`). `exec` runs the steps: user steps once, row steps in blocks that
+//!    stay in the caches through all steps.
 //!
 //! `text` prints a compiled graph, for `sterling inspect` and for the digest of the graph.
 //!
@@ -68,7 +68,8 @@ pub struct RowProgram {
     straight: Plan,
     /// Plan with the least work per row.
     collapsed: Plan,
-    /// The same plans without fused attention, normalization and int8, which GPUs do not run; `None` if no step is such.
+    /// The same plans without fused attention, normalization and int8, which GPUs do not run; `None` if no step is
+    /// such.
     #[cfg(feature = "cuda")]
     unfused: Option<Box<[Plan; 2]>>,
     given: usize,

@@ -37,7 +37,8 @@ struct BlockRows {
 }
 
 impl BlockRows {
-    /// Four tiles in f32; eight or nine in other precisions, whose products are so fast that the overhead per block matters.
+    /// Four tiles in f32; eight or nine in other precisions, whose products are so fast that the overhead per block
+    /// matters.
     fn of(precision: Precision) -> BlockRows {
         match precision {
             Precision::F32 => BlockRows { most: 56, tile: 14 },
@@ -509,7 +510,8 @@ impl Planner<'_> {
         joined.into_iter().map(|(rows, depth, matrices)| self.factor(rows, depth, matrices)).collect()
     }
 
-    /// Merges parts with contiguous rows and constant matrices: returns the rows, their depth, and the matrices to stack.
+    /// Merges parts with contiguous rows and constant matrices: returns the rows, their depth, and the matrices to
+    /// stack.
     pub(super) fn joined(&mut self, parts: &[(Id, Id)]) -> Result<Vec<(BufferRange, usize, Vec<Id>)>> {
         let mut joined: Vec<(BufferRange, usize, Vec<Id>)> = Vec::new();
         for &(x, matrix) in parts {

@@ -21,7 +21,7 @@ pub struct ModelSpec {
     pub description: String,
     /// Dimension D of query and item vectors.
     pub dimension: usize,
-    /// Precision of the graphs that run per request.
+    /// Precision of the graphs.
     #[serde(default, skip_serializing_if = "AskedPrecision::is_f32")]
     pub precision: AskedPrecision,
     /// Sparse embedding tables.
@@ -48,7 +48,7 @@ pub struct ModelSpec {
     pub train: Option<TrainSpec>,
 }
 
-/// Configured precision of the graphs that run per request.
+/// Configured precision: in `int8` that of the towers, otherwise that of the graphs that run per request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AskedPrecision {
@@ -57,7 +57,7 @@ pub enum AskedPrecision {
     F32,
     /// Factors of wide products are rounded to bf16, if the processor multiplies bf16 in hardware.
     Bf16,
-    /// Factors of wide products with constant matrices are quantized to int8, also those of the item tower.
+    /// Factors of wide products with constant matrices of the towers are quantized to int8.
     Int8,
     /// bf16 if a measurement at publish time shows that it hardly changes answers, else f32.
     Auto,
@@ -266,10 +266,11 @@ impl Default for ValueSpec {
 }
 
 impl ModelSpec {
-    /// Returns the precision of a graph. The item tower, which runs once per item, is in f32 or int8. For other graphs, `decided`
-    /// applies if the setting is `auto`.
+    /// Returns the precision of a graph. The item tower, which runs once per item, is in f32 or int8; the OverArch is
+    /// never in int8. For other graphs, `decided` applies if the setting is `auto`.
     pub fn precision_of(&self, file: &str, decided: Precision) -> Precision {
         match self.precision {
+            AskedPrecision::Int8 if self.overarch.as_ref().is_some_and(|o| o.graph == file) => Precision::F32,
             AskedPrecision::Int8 => Precision::Int8,
             _ if self.item.tower.as_deref() == Some(file) => Precision::F32,
             AskedPrecision::F32 => Precision::F32,

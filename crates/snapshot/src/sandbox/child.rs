@@ -15,7 +15,7 @@ use rustix::process::{Resource, Rlimit, Signal, getpid, kill_process, setrlimit}
 use serde::{Deserialize, Serialize};
 
 use super::rows;
-use crate::model::{DeclaredTable, MODEL_FILE, ModelSpec, read_graph};
+use crate::model::{AskedPrecision, DeclaredTable, MODEL_FILE, ModelSpec, read_graph};
 use sterling_core::blocking::may_block;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::tasks;
@@ -50,6 +50,13 @@ impl Bounds {
     /// Returns these limits with another CPU time limit, and at least five times as much wall-clock time.
     pub fn with_cpu(self, cpu: Duration) -> Self {
         Bounds { cpu, clock: self.clock.max(5 * cpu), ..self }
+    }
+
+    /// Returns these limits for the package in `folder`: twice the time for int8, which validates graphs in f32, too.
+    fn for_package(self, folder: &Path) -> Self {
+        let is_int8 = spec_of(folder).is_some_and(|spec| spec.precision == AskedPrecision::Int8);
+        let Bounds { cpu, clock, .. } = self;
+        if is_int8 { Bounds { cpu: 2 * cpu, clock: 2 * clock, ..self } } else { self }
     }
 
     /// Returns the memory limit for the package in `folder`, in bytes.
@@ -99,6 +106,10 @@ impl ProcessSandbox {
     }
 
     pub(super) fn run(&self, folder: &Path) -> Result<()> {
+        ProcessSandbox { bounds: self.bounds.for_package(folder), ..self.clone() }.validate(folder)
+    }
+
+    fn validate(&self, folder: &Path) -> Result<()> {
         may_block();
         let mut command = Command::new(&self.program);
         command.arg("trial").arg(folder);
@@ -262,10 +273,14 @@ fn bound(folder: &Path, bounds: &Bounds) -> Result<()> {
     Ok(())
 }
 
+fn spec_of(folder: &Path) -> Option<ModelSpec> {
+    ModelSpec::parse(&std::fs::read_to_string(folder.join(MODEL_FILE)).ok()?).ok()
+}
+
 /// Returns the bytes that opening a package may take: eight times the size of the files that are read completely, and the maps of
 /// managed ids.
 fn package_bytes(folder: &Path) -> Option<u64> {
-    let spec = ModelSpec::parse(&std::fs::read_to_string(folder.join(MODEL_FILE)).ok()?).ok()?;
+    let spec = spec_of(folder)?;
     let graphs = [spec.user.map(|u| u.tower), spec.item.tower, spec.overarch.map(|o| o.graph)];
     let graphs = graphs.into_iter().flatten().filter_map(|file| Some(read_graph(folder, &file).ok()?.len() as u64));
     let texts = spec.tables.iter().flat_map(|table| [&table.vocabulary, &table.tokenizer]).flatten();
@@ -287,6 +302,17 @@ fn map_bytes_of(folder: &Path, table: &DeclaredTable) -> Option<u64> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn validations_of_int8_get_twice_the_time() {
+        let folder = tempfile::tempdir().unwrap();
+        for (precision, seconds) in [("f32", [60, 300]), ("int8", [120, 600]), ("bf16", [60, 300])] {
+            let spec = format!("name = \"m\"\ndimension = 4\nprecision = \"{precision}\"\n");
+            std::fs::write(folder.path().join(MODEL_FILE), spec).unwrap();
+            let Bounds { cpu, clock, .. } = Bounds::default().for_package(folder.path());
+            assert_eq!([cpu.as_secs(), clock.as_secs()], seconds, "{precision}");
+        }
+    }
 
     #[test]
     fn failures_of_the_machine_are_not_attributed_to_the_graph() {

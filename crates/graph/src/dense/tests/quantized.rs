@@ -3,7 +3,8 @@
 use super::*;
 use crate::dense::steps::{Plan, Work};
 
-/// Returns the shapes of the int8 products among the row steps, `[runs, depth, columns]`, and the functions of their results.
+/// Returns the shapes of the int8 products among the row steps, `[runs, depth, columns]`, and the functions of their
+/// results.
 fn products(plan: &Plan) -> Vec<([usize; 3], Option<Unary>)> {
     let product = |step: &steps::Step| match &step.work {
         Work::Int8Product { parts, runs, columns, map, .. } => {
@@ -51,8 +52,11 @@ fn blocks_of_encoders_are_computed_in_int8() {
         let graph = block(runs);
         let program = program(&graph);
         let expected = [([runs, 64, 128], Some(Unary::Gelu)), ([runs, 128, 64], None)];
+        // The input of a single position is a row of features.
+        let expected = &expected[usize::from(runs == 1)..];
         assert_eq!(products(&program.straight), expected, "{program}");
-        assert!(program.to_string().contains(&format!("int8 product in[{runs}, 64] x [64, 128]")), "{program}");
+        let described = format!("int8 product in[{runs}, 64] x [64, 128]");
+        assert_eq!(program.to_string().contains(&described), runs > 1, "{program}");
         #[cfg(feature = "cuda")]
         DeviceProgram::check(&program).unwrap();
         let row = |n: usize| numbers(runs * 64, n);
@@ -118,6 +122,74 @@ fn small_products_outputs_and_products_of_activations_stay_in_f32() {
     let product = graph.matmul(x, weights).unwrap();
     graph.outputs = vec![graph.unary(Unary::Abs, product).unwrap()];
     assert_eq!(products(&program(&graph).straight), []);
+}
+
+fn pair(shape: &[usize]) -> GraphInput {
+    GraphInput { side: Side::Pair, shape: [&[1], shape].concat(), rows: Some(0) }
+}
+
+/// An embedding beside a price, whose rows of one scale would leave the embedding one code.
+#[test]
+fn rows_with_inputs_of_any_magnitude_stay_in_f32() {
+    let mut graph = Graph::new(vec![pair(&[64]), pair(&[1])]);
+    let [embedding, price] = [0, 1].map(|n| graph.input(n).unwrap());
+    let [mean, deviation] = [1000.0, 600.0].map(|x| graph.number(vec![1], vec![x]).unwrap());
+    let centred = graph.binary(Binary::Sub, price, mean).unwrap();
+    let standard = graph.binary(Binary::Div, centred, deviation).unwrap();
+    let joined = graph.concat(1, &[embedding, standard]).unwrap();
+    let hidden = linear(&mut graph, joined, 64, 1);
+    let hidden = graph.unary(Unary::Relu, hidden).unwrap();
+    graph.outputs = vec![linear(&mut graph, hidden, 64, 2)];
+    let program = program(&graph);
+    assert_eq!(products(&program.straight), [], "{program}");
+    let exact = RowProgram::of(&graph, Precision::F32, Kernels::best()).unwrap();
+    let row =
+        |n: usize| -> Vec<f32> { numbers(64, n).iter().map(|x| x / 10.0).chain([2000.0 - 50.0 * n as f32]).collect() };
+    for (made, want) in run(&program, 40, &[], &row).iter().zip(&run(&exact, 40, &[], &row)) {
+        assert!(made.iter().zip(want).all(|(x, y)| (x - y).abs() <= 1e-5), "{made:?} is not {want:?}");
+    }
+}
+
+/// Returns the int8 products of a layer over the value that `read` makes of the inputs.
+fn products_over(inputs: &[&[usize]], read: impl Fn(&mut Graph, &[Id]) -> Id) -> Vec<[usize; 3]> {
+    let mut graph = Graph::new(inputs.iter().map(|shape| pair(shape)).collect());
+    let read_inputs: Vec<Id> = (0..inputs.len()).map(|n| graph.input(n).unwrap()).collect();
+    let x = read(&mut graph, &read_inputs);
+    let made = linear(&mut graph, x, 64, 1);
+    graph.outputs = vec![graph.unary(Unary::Abs, made).unwrap()];
+    products(&program(&graph).straight).into_iter().map(|(shape, _)| shape).collect()
+}
+
+#[test]
+fn only_rows_of_a_single_sequence_or_of_results_are_quantized() {
+    let (sequence, row, mask): (&[usize], &[usize], &[usize]) = (&[4, 64], &[1, 64], &[4]);
+    let binary = |f| move |graph: &mut Graph, x: &[Id]| graph.binary(f, x[0], x[1]).unwrap();
+    let masked = |f| {
+        move |graph: &mut Graph, x: &[Id]| {
+            let mask = graph.reshape(x[0], vec![1, 4, 1], Some(0)).unwrap();
+            graph.binary(f, mask, x[1]).unwrap()
+        }
+    };
+    let beside = |graph: &mut Graph, x: &[Id]| graph.concat(2, x).unwrap();
+    let below = |graph: &mut Graph, x: &[Id]| graph.concat(1, x).unwrap();
+    // Masks, sums of sequences, and steps of several sequences keep the rows of one sequence.
+    assert_eq!(products_over(&[mask, sequence], masked(Binary::Mul)), [[4, 64, 64]]);
+    assert_eq!(products_over(&[mask, sequence], masked(Binary::Keep)), [[4, 64, 64]]);
+    assert_eq!(products_over(&[sequence, sequence], binary(Binary::Add)), [[4, 64, 64]]);
+    assert_eq!(products_over(&[sequence, sequence], below), [[8, 64, 64]]);
+    assert_eq!(products_over(&[sequence], |graph, x| graph.unary(Unary::Tanh, x[0]).unwrap()), [[4, 64, 64]]);
+    // A row, a row or a number that is added to a sequence, and two sequences in one row.
+    assert_eq!(products_over(&[row], |_, x| x[0]), [] as [[usize; 3]; 0]);
+    assert_eq!(products_over(&[sequence, row], binary(Binary::Add)), [] as [[usize; 3]; 0]);
+    assert_eq!(products_over(&[mask, sequence], masked(Binary::Add)), [] as [[usize; 3]; 0]);
+    assert_eq!(products_over(&[sequence, sequence], beside), [] as [[usize; 3]; 0]);
+    // The same, where the sequences are flattened, so that their products are separate parts of a sum.
+    let flat = |graph: &mut Graph, x: &[Id]| {
+        let flat: Vec<Id> = x.iter().map(|&x| graph.reshape(x, vec![1, 256], Some(0)).unwrap()).collect();
+        graph.concat(1, &flat).unwrap()
+    };
+    assert_eq!(products_over(&[sequence], flat), [[1, 256, 64]]);
+    assert_eq!(products_over(&[sequence, sequence], flat), [] as [[usize; 3]; 0]);
 }
 
 #[test]
