@@ -192,6 +192,62 @@ fn only_rows_of_a_single_sequence_or_of_results_are_quantized() {
     assert_eq!(products_over(&[sequence, sequence], flat), [] as [[usize; 3]; 0]);
 }
 
+/// Normalizes rows without a learned scale.
+fn normalized(graph: &mut Graph, x: Id) -> Id {
+    let share = graph.number(vec![], vec![1.0 / *graph.shape(x).last().unwrap() as f32]).unwrap();
+    let mean = |graph: &mut Graph, x: Id| {
+        let sum = graph.fold(Fold::Sum, x, &[2]).unwrap();
+        graph.binary(Binary::Mul, sum, share).unwrap()
+    };
+    let average = mean(graph, x);
+    let centred = graph.binary(Binary::Sub, x, average).unwrap();
+    let squares = graph.binary(Binary::Mul, centred, centred).unwrap();
+    let variance = mean(graph, squares);
+    let epsilon = graph.number(vec![], vec![1e-5]).unwrap();
+    let shifted = graph.binary(Binary::Add, variance, epsilon).unwrap();
+    let deviation = graph.unary(Unary::Sqrt, shifted).unwrap();
+    graph.binary(Binary::Div, centred, deviation).unwrap()
+}
+
+/// An encoder layer as in SASRec, over a masked history with positions.
+#[test]
+fn products_of_an_encoder_layer_are_in_int8() {
+    let (steps, width) = (10, 64);
+    let mut graph = Graph::new(vec![pair(&[steps, width]), pair(&[steps])]);
+    let [history, mask] = [0, 1].map(|n| graph.input(n).unwrap());
+    let positions = graph.number(vec![1, steps, width], numbers(steps * width, 9)).unwrap();
+    let of_steps = graph.reshape(mask, vec![1, steps, 1], Some(0)).unwrap();
+    let all = (0..steps * width).map(|n| (n / width) as u32).collect();
+    let expanded = graph.pick(of_steps, all, vec![1, steps, width], Some(0)).unwrap();
+    let placed = graph.binary(Binary::Add, history, positions).unwrap();
+    let x = graph.binary(Binary::Mul, placed, expanded).unwrap();
+    let before = normalized(&mut graph, x);
+    let [queries, keys, values] = [1, 2, 3].map(|seed| linear(&mut graph, before, width, seed));
+    let transposed = (0..width * steps).map(|n| (n % steps * width + n / steps) as u32).collect();
+    let keys = graph.pick(keys, transposed, vec![1, width, steps], Some(0)).unwrap();
+    let scores = graph.matmul(queries, keys).unwrap();
+    let of_keys = graph.reshape(mask, vec![1, 1, steps], Some(0)).unwrap();
+    let scores = graph.binary(Binary::Add, scores, of_keys).unwrap();
+    let each = graph.unary(Unary::Sigmoid, scores).unwrap();
+    let attended = graph.matmul(each, values).unwrap();
+    let attended = linear(&mut graph, attended, width, 4);
+    let x = graph.binary(Binary::Add, x, attended).unwrap();
+    let before = normalized(&mut graph, x);
+    let up = linear(&mut graph, before, 2 * width, 5);
+    let active = graph.unary(Unary::Gelu, up).unwrap();
+    let down = linear(&mut graph, active, width, 6);
+    let x = graph.binary(Binary::Add, x, down).unwrap();
+    graph.outputs = vec![graph.unary(Unary::Abs, x).unwrap()];
+    let program = program(&graph);
+    assert_eq!(program.to_string().matches("int8 product").count(), 6, "{program}");
+    let exact = RowProgram::of(&graph, Precision::F32, Kernels::best()).unwrap();
+    let row = |n: usize| [numbers(steps * width, n), (0..steps).map(|s| f32::from(s >= n % steps)).collect()].concat();
+    for (made, want) in run(&program, 20, &[], &row).iter().zip(&run(&exact, 20, &[], &row)) {
+        let off = made.iter().zip(want).map(|(x, y)| (x - y).powi(2)).sum::<f32>();
+        assert!(off > 0.0 && off < (0.02f32).powi(2) * want.iter().map(|x| x * x).sum::<f32>(), "{off}");
+    }
+}
+
 #[test]
 fn int8_rerankers_score_a_candidate_alike_in_every_batch() {
     let (bytes, inputs, output) = reranker();
