@@ -3,7 +3,8 @@
 //! The error of a tower is the norm of the difference of an output row relative to the norm of the row in f32; that of
 //! the scores, which are between 0 and 1, their difference: the reranker is in f32, but reads a user's tensors from a
 //! tower in int8. Publishing reports the largest error and the mean, and rejects a package whose largest error exceeds
-//! [`ERROR_MAX`] or [`SCORE_ERROR_MAX`]. Edge cases, whose numbers differ by many orders of magnitude, are not measured.
+//! [`ERROR_MAX`] or [`SCORE_ERROR_MAX`]. Edge cases, whose numbers differ by many orders of magnitude, are not
+//! measured.
 
 use super::rows::{Bench, LOGITS, ROWS, USERS, ValidationProgress, batch_dependence_error, invalid, towers};
 use super::samples::{self, SAMPLES};

@@ -1,10 +1,10 @@
 //! Int8 products: matrices are quantized once, per column; rows when they are multiplied, per row.
 //!
 //! A weight is `scale * code` with a code from -127 to 127. A number of a row is `scale * (code - zero)` with a code
-//! from 0 to 255, where `zero` is the code of 0 and the scale is the range of the row, 0 included, over 255. So a number
-//! is off by at most half a scale, a row of one sign has the full resolution, and 0 stays 0. The sums of products of
-//! codes are exact integers. The conversion to f32 is a fixed sequence of operations without fused multiply-adds:
-//! results are equal bit for bit on every instruction set, and do not depend on other rows.
+//! from 0 to 255, where `zero` is the code of 0 and the scale is the range of the row, 0 included, over 255. So a
+//! number is off by at most half a scale, a row of one sign has the full resolution, and 0 stays 0. The sums of
+//! products of codes are exact integers. The conversion to f32 is a fixed sequence of operations without fused
+//! multiply-adds: results are equal bit for bit on every instruction set, and do not depend on other rows.
 //!
 //! A row with NaN or an infinite number yields NaN in all columns.
 

@@ -60,7 +60,8 @@ pub(super) fn finish(tile: &Tile<'_>, row: usize, column: usize, sums: &[i32; LA
     for (n, out) in out.iter_mut().enumerate() {
         let sum = sums[n].wrapping_sub(zero.wrapping_mul(tile.matrix.sums[first + n]));
         let base = if tile.adds { *out } else { tile.bias.get(first + n).copied().unwrap_or(0.0) };
-        // The scale of the row comes last: a product of both scales, or of the sum and a large row's scale, may overflow.
+        // The scale of the row comes last: a product of both scales, or of the sum and a large row's scale, may
+        // overflow.
         *out = (sum as f32 * tile.matrix.scales[first + n]) * scale + base;
     }
 }
