@@ -12,7 +12,7 @@
 //!    if only such products read them. A product that is an output of the graph stays in f32: it is small, and its
 //!    rounding error would be the error of the answer.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::attention::AttentionGroups;
@@ -21,10 +21,11 @@ use super::equal::{EqualGroup, EqualGroups};
 use super::graph::Graph;
 use super::ir::{Id, Op, Side, broadcast_strides, positions};
 use super::normalize::NormalGroups;
-use super::quantized::Quantized;
 use super::steps::{BufferRange, Factor, KeyedFold, Memory, Operand, Plan, Precision, Step, Work};
 use sterling_core::error::{Error, Result};
-use sterling_kernels::cpu::dense::{Binary, ChainLink, Form, LANES, Lines, Order, PANEL, pack, packed_stride};
+use sterling_kernels::cpu::dense::{
+    Binary, ChainLink, Form, Int8Matrix, LANES, Lines, Order, PANEL, Unary, pack, packed_stride,
+};
 
 /// Maximum count of numbers in the row buffers of a block: 192 KiB, which stay in the L2 cache together with the
 /// weights.
@@ -166,6 +167,22 @@ fn order(index: &[u32], run: usize) -> Option<Order> {
         1 => Order::of(index),
         2..=RUN_MAX => Some(Order::Runs(index.iter().map(|&first| (first, run as u32)).collect())),
         _ => None,
+    }
+}
+
+/// Products that are computed in int8.
+#[derive(Debug, Default)]
+pub(super) struct Quantized {
+    pub(super) products: HashSet<Id>,
+    /// Activation functions that are applied to the results of products.
+    pub(super) maps: HashMap<Id, Unary>,
+    /// Quantized matrices, by the values that were stacked.
+    pub(super) matrices: HashMap<Vec<Id>, Arc<Int8Matrix>>,
+}
+
+impl Quantized {
+    pub(super) fn is_product(&self, id: Id) -> bool {
+        self.products.contains(&id)
     }
 }
 

@@ -9,7 +9,6 @@
 //! sequence. A quantized row has one scale, and inputs may have any magnitude: beside a price of 2000, all numbers of
 //! an embedding would get the same code.
 
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::graph::Graph;
@@ -23,22 +22,6 @@ use sterling_kernels::cpu::dense::{Binary, INT8_DEPTH_MAX, Int8Matrix, Unary};
 /// rows costs more than it saves.
 const INT8_MIN: usize = 32;
 const WEIGHTS_MIN: usize = 4096;
-
-/// Products that are computed in int8.
-#[derive(Debug, Default)]
-pub(super) struct Quantized {
-    products: HashSet<Id>,
-    /// Activation functions that are applied to the results of products.
-    maps: HashMap<Id, Unary>,
-    /// Quantized matrices, by the values that were stacked.
-    matrices: HashMap<Vec<Id>, Arc<Int8Matrix>>,
-}
-
-impl Quantized {
-    pub(super) fn is_product(&self, id: Id) -> bool {
-        self.products.contains(&id)
-    }
-}
 
 /// Origin of the numbers along the last axis of a value. Products with matrices end it: their results are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
