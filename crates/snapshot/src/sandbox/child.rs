@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Resource, Rlimit, Signal, getpid, kill_process, setrlimit};
 use serde::{Deserialize, Serialize};
 
-use super::rows;
+use super::{rows, validate};
 use crate::model::{AskedPrecision, DeclaredTable, MODEL_FILE, ModelSpec, read_graph};
 use sterling_core::blocking::may_block;
 use sterling_core::error::{Error, Kind, Result};
@@ -246,7 +246,7 @@ pub fn answer(folder: &Path, bounds: &Bounds, out: &mut dyn Write) -> Result<()>
         let mut out = out.borrow_mut();
         writeln!(out, "{text}").and_then(|()| out.flush()).map_err(|e| Error::io("the sandbox validation's report", e))
     };
-    let tried = rows::run(folder, &|reported| {
+    let tried = validate::run(folder, &|reported| {
         drop(say(&match reported {
             rows::ValidationProgress::Next(at) => Line::At(cut(&at)),
             rows::ValidationProgress::NotCompared(what) => Line::NotCompared(cut(&what)),

@@ -26,6 +26,7 @@ mod oracle;
 mod quantized;
 mod rows;
 mod samples;
+mod validate;
 
 use std::path::Path;
 
@@ -52,7 +53,7 @@ impl SandboxMode {
     /// `Invalid` with the graph and the failed step; as `crate::model::Package::open`; `Io` if no process can be started.
     pub fn run(&self, folder: &Path) -> Result<()> {
         match self {
-            SandboxMode::Here => rows::run(folder, &|reported| match reported {
+            SandboxMode::Here => validate::run(folder, &|reported| match reported {
                 rows::ValidationProgress::NotCompared(what) => tracing::warn!("{what}"),
                 rows::ValidationProgress::Measured(what) => tracing::info!("{what}"),
                 rows::ValidationProgress::Next(_) => {}

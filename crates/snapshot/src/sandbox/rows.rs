@@ -4,15 +4,13 @@
 //! Outputs are compared with the reference evaluation of the file ([`super::oracle`]), and every row of a batch with the same row
 //! alone.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::compare::{self, Difference, Expected};
 use super::locate::Differing;
 use super::oracle::{Array, Oracle, Stop};
-use super::quantized;
 use super::samples::{self, BLANK, SAMPLES};
-use crate::model::{AskedPrecision, Package, UserInput};
+use crate::model::{Package, UserInput};
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::limits::COMPONENT_MAX;
 use sterling_core::tensor::Tensor;
@@ -37,19 +35,6 @@ pub(super) enum ValidationProgress {
     NotCompared(String),
     /// Measured error of a graph in int8.
     Measured(String),
-}
-
-/// Runs the graphs of the package in `folder`; reports progress to the callback.
-pub(super) fn run(folder: &Path, reported: &dyn Fn(ValidationProgress)) -> Result<()> {
-    let package =
-        Package::open_with_progress(folder, &|file| reported(ValidationProgress::Next(format!("{file}: read"))))?;
-    if package.spec.precision != AskedPrecision::Int8 {
-        return Bench::new(&package, reported).graphs();
-    }
-    // The error of int8 would hide a graph that is compiled incorrectly.
-    let exact = package.in_f32()?;
-    Bench::new(&exact, reported).graphs()?;
-    quantized::compare(&package, &exact, reported)
 }
 
 /// Returns the towers of a package, each with whose rows it reads.
@@ -85,7 +70,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Runs all graphs of the package.
-    fn graphs(&mut self) -> Result<()> {
+    pub(super) fn graphs(&mut self) -> Result<()> {
         let package = self.package;
         for (side, tower) in towers(package) {
             self.tower(side, tower).map_err(|e| invalid(e.within(tower.graph().0)))?;

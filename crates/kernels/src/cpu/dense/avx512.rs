@@ -11,8 +11,6 @@ use super::operands::{
 use super::recurrent::{self, CellStep};
 use super::tiles::tiles;
 
-pub(super) use super::softmax::softmax;
-
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn multiply_add(sum: __m512, x: __m512, weights: __m512) -> __m512 {

@@ -253,7 +253,15 @@ impl Kernels {
     /// If the numbers are not complete groups.
     pub fn softmax(self, numbers: &mut [f32], width: usize) {
         assert!(numbers.len().is_multiple_of(width.max(1)), "a softmax of an incomplete group");
-        dispatch!(self, softmax(numbers, width))
+        match self.isa {
+            // SAFETY: as in `dispatch`.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => unsafe { softmax::softmax(numbers, width) },
+            // SAFETY: as in `dispatch`.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => unsafe { avx2::softmax(numbers, width) },
+            _ => portable::softmax(numbers, width),
+        }
     }
 
     /// Normalizes each contiguous group of `norm.width` numbers of `input`.
