@@ -86,7 +86,7 @@ def _items_of(user, item, mask):
 
 
 class Labels:
-    """Labels of edges, zeros without an edge; looked up for blocks of users and items."""
+    """Labels of pairs of users and items: those of their edge in the graph, or zeros without an edge."""
 
     def __init__(self, edges, item_count):
         user, item, labels = edges

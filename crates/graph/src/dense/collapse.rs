@@ -111,7 +111,7 @@ struct Rewriter<'a> {
     /// Old values whose mean is subtracted twice, to correct the rounding error of the first subtraction. Rewritten as
     /// products, they would have the rounding error of the larger numbers before the subtraction.
     is_centred: Vec<bool>,
-    /// Index of the row input, for each basis that is an input.
+    /// For each vector of a linear combination that is an input of the graph, the index of this input.
     inputs: HashMap<Id, usize>,
     is_eager: bool,
 }
@@ -147,7 +147,7 @@ impl Rewriter<'_> {
         let made = match self.affine[id].clone() {
             Some(affine) => {
                 let flat = self.materialise(&affine)?;
-                // A vector that all rows share does not become a basis, which would be multiplied per row.
+                // A vector that is equal in all rows is not multiplied by matrices later, as that would happen per row.
                 if !affine.parts.is_empty() {
                     self.affine[id] = Some(identity(flat, affine.width));
                 }

@@ -76,7 +76,8 @@ pub struct RowProgram {
     /// Numbers per row of each output.
     widths: Vec<usize>,
     figures: [Figures; 2],
-    /// Text of both plans, which is the same on every machine: in f32 if bf16 was requested.
+    /// Description of the plan for few rows and of the plan for many rows. A program in bf16 is described in f32, so that
+    /// the text does not depend on the processor.
     text: String,
 }
 

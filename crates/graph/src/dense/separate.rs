@@ -2,7 +2,7 @@
 //!
 //! Rerankers expand the user's fields to all candidates, concatenate them with those of the item, and multiply the result. A
 //! row value is tracked here as *segments*: numbers of the user, of the row alone, and of both. Rearrangements and element-wise
-//! operations keep the segments. A product or a sum over several segments becomes the sum of one result per segment,
+//! operations are applied to each segment alone. A product or a sum over several segments becomes the sum of one result per segment,
 //! and matrix rows of one segment are multiplied separately. The user's segments are then computed once for all
 //! candidates, and those of the row alone may be computed once per item (`split`). Other operations read the
 //! *complete* value, in which all segments are joined.

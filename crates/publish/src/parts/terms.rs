@@ -150,7 +150,7 @@ pub(super) const KEPT: &str = "kept.bin";
 pub(super) const CENTROIDS: &str = "centroids.npy";
 pub(super) const LISTS: &str = "lists.npy";
 
-/// Files of the units of a publication in the folder of their job.
+/// Paths of the files of a publication that is computed in parts (units), each by its own process.
 pub(super) trait PartFolders {
     /// Returns the folder of a unit's items.
     fn part(&self, unit: usize) -> PathBuf;

@@ -189,7 +189,7 @@ impl<B: Backend> Shared<B> {
         self.usual_ns.store(nanos(queue.usual()), Ordering::Relaxed);
         self.waiting.store(queue.waiting_before(Priority::Interactive), Ordering::Relaxed);
         if queue.waiting() <= 1 && !queue.is_caller_limited() {
-            // Predictions for callers concerned requests that have left since.
+            // The queue is empty again, so predictions of long waits no longer hold.
             self.crowded_until_us.store(0, Ordering::Relaxed);
         }
         self.meters.state(queue, &self.ledger);

@@ -39,7 +39,8 @@ impl ModelUpdates {
         Backlog::of(items, self.last().saturating_sub(after), self.bytes_after(after))
     }
 
-    /// Returns the first position that a start would have to replay, if the journal no longer has this update.
+    /// Returns the position of the first update after the snapshot if the journal no longer has it, so that a restart could
+    /// not replay it.
     pub fn lacks(&self, view: &View) -> Option<u64> {
         let next = view.main().manifest.position + 1;
         (self.first() > next).then_some(next)

@@ -104,8 +104,8 @@ impl Query {
 }
 
 impl Prepared {
-    /// Checks and counts candidates whose task scores are NaN, `undefined` of `count`. If other candidates have scores,
-    /// the caller omits those with NaN from the answer.
+    /// Checks and counts the candidates whose task scores are NaN: there are `undefined` of them among `count`. If other
+    /// candidates have scores, the caller omits those with NaN from the answer.
     ///
     /// # Errors
     /// `Invalid` if the request has a huge number; `Internal` if no candidate has scores, unless another shard may have

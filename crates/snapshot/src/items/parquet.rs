@@ -140,7 +140,8 @@ fn read_batch(batch: &RecordBatch, first_row: usize, builder: &mut Builder) -> R
 }
 
 /// Writes ids and attributes: a list column per category, a plain column per number, and an untyped column if no item has a
-/// value. A missing value is a null list; a category without any value keeps its type by empty lists.
+/// value. A missing value is a null list. If no item has a value of a category, its lists are empty
+/// instead of null, which keeps the type of the column.
 pub(super) fn write(items: &Items, path: &Path) -> Result<()> {
     let invalid = |e: &dyn std::fmt::Display| Error::new(Kind::Io, format!("{}: {e}", path.display()));
     let properties = WriterProperties::builder()

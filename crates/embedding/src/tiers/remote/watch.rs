@@ -138,7 +138,8 @@ async fn read_chunks(
 /// Checks a set once and records the result in the set. Returns the result, and the number of rows that requests did not get
 /// since the last check.
 ///
-/// If the rows were loaded again after the manifest was lost, with another random number, the set switches to that load.
+/// Each load of rows into the cluster has a random number. If the manifest was lost and the rows were loaded again, the set
+/// of rows reads those of the new load.
 pub(super) async fn look(shared: &Arc<Shared>, set: &OpenSet, turn: u64) -> (Verified, u64) {
     let chunks = set.due(turn);
     let (mut found, mut damaged) = read_chunks(shared, set, &chunks, CHECK_TIMEOUT).await;

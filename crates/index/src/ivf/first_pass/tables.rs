@@ -49,7 +49,7 @@ impl Tables {
         let Tables { bytes: tables, step, base, .. } = self;
         match self.rotated.is_empty() {
             true => CodeQuery { tables, step: *step, base: 0.0, bias: product + base },
-            // For sign codes the constant part is multiplied by the item's factor too.
+            // With sign codes, each item's factor multiplies the sum and also the constant `base`.
             false => CodeQuery { tables, step: *step, base: *base, bias: product },
         }
     }
