@@ -11,11 +11,11 @@
 
 use std::arch::x86_64::*;
 
-use super::avx512::lanes;
 use super::avx512bf16::pairs;
 #[cfg(any(test, feature = "testing"))]
 use super::operands::pair;
 use super::operands::{Form, LANES, Lines, PANEL, Part, Product, STEP};
+use super::registers::lanes;
 use crate::cpu::amx::{Instructions, ROW_BYTES, ROWS, Rows, Shape, TILES, Tiles};
 
 /// Bytes from a row of sums to the next.

@@ -2,8 +2,8 @@
 
 use std::arch::x86_64::*;
 
-use super::avx512::lanes;
 use super::operands::{Form, LANES, MapTarget, Operand, PANEL, PairRows, Product, STEP};
+use super::registers::lanes;
 use super::tiles::tiles;
 
 /// Reinterprets a register as 16 pairs.

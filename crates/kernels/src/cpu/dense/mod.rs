@@ -23,6 +23,21 @@
 //!
 //! **Element-wise work** is plain Rust, compiled once for each instruction set.
 
+/// Calls the form of a function for the instruction set. It stands before the modules because `int8` has forms, too.
+macro_rules! dispatch {
+    ($self:ident, $function:ident ( $($argument:expr),* )) => {
+        match $self.isa {
+            // SAFETY: `Kernels` exists only if its features were detected; the wrapper checked the slices.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => unsafe { avx512::$function($($argument),*) },
+            // SAFETY: `Kernels` exists only if its features were detected; the wrapper checked the slices.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => unsafe { avx2::$function($($argument),*) },
+            _ => portable::$function($($argument),*),
+        }
+    };
+}
+
 #[cfg(target_arch = "x86_64")]
 mod amx;
 #[cfg(target_arch = "x86_64")]
@@ -40,6 +55,8 @@ mod outer;
 mod portable;
 mod rearrange;
 mod recurrent;
+#[cfg(target_arch = "x86_64")]
+mod registers;
 #[cfg(target_arch = "x86_64")]
 mod softmax;
 #[cfg(target_arch = "x86_64")]
@@ -81,20 +98,6 @@ const TILE_ROWS: usize = 14;
 thread_local! {
     /// Rows of a tile, copied to a distance at which they share no cache sets, per thread.
     static APART_ROWS: std::cell::RefCell<Lines> = std::cell::RefCell::default();
-}
-
-macro_rules! dispatch {
-    ($self:ident, $function:ident ( $($argument:expr),* )) => {
-        match $self.isa {
-            // SAFETY: `Kernels` exists only if its features were detected; the wrapper checked the slices.
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => unsafe { avx512::$function($($argument),*) },
-            // SAFETY: `Kernels` exists only if its features were detected; the wrapper checked the slices.
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => unsafe { avx2::$function($($argument),*) },
-            _ => portable::$function($($argument),*),
-        }
-    };
 }
 
 impl Kernels {
@@ -253,15 +256,7 @@ impl Kernels {
     /// If the numbers are not complete groups.
     pub fn softmax(self, numbers: &mut [f32], width: usize) {
         assert!(numbers.len().is_multiple_of(width.max(1)), "a softmax of an incomplete group");
-        match self.isa {
-            // SAFETY: as in `dispatch`.
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => unsafe { softmax::softmax(numbers, width) },
-            // SAFETY: as in `dispatch`.
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => unsafe { avx2::softmax(numbers, width) },
-            _ => portable::softmax(numbers, width),
-        }
+        dispatch!(self, softmax(numbers, width))
     }
 
     /// Normalizes each contiguous group of `norm.width` numbers of `input`.

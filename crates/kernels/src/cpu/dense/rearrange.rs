@@ -117,8 +117,8 @@ impl Kernels {
 mod avx512 {
     use std::arch::x86_64::*;
 
-    use super::super::avx512::lanes;
     use super::super::operands::LANES;
+    use super::super::registers::lanes;
 
     /// Copies ranges one after the other.
     ///

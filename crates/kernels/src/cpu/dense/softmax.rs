@@ -2,8 +2,8 @@
 
 use std::arch::x86_64::*;
 
-use super::avx512::{joined, lanes, larger, reduced};
 use super::operands::{Fold, LANES};
+use super::registers::{joined, lanes, larger, reduced};
 
 /// Runs whose maxima are computed together, because the steps of one run wait for each other.
 const RUNS: usize = 16;

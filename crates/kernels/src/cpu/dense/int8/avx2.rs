@@ -3,8 +3,8 @@
 use std::arch::x86_64::*;
 
 use super::super::operands::LANES;
+use super::operands::{QUAD, QUAD_BYTES, ROWS_MAX, RowScale, Rows, Tile};
 use super::portable;
-use super::tile::{QUAD, QUAD_BYTES, ROWS_MAX, RowScale, Rows, Tile};
 
 /// Maximum number of rows of a tile: 12 of 16 registers hold sums.
 const TILE_ROWS: usize = 3;

@@ -2,9 +2,9 @@
 
 use std::arch::x86_64::*;
 
-use super::super::avx512::lanes;
 use super::super::operands::LANES;
-use super::tile::{QUAD, QUAD_BYTES, ROWS_MAX, RowScale, Rows, TILE_COLUMNS, Tile};
+use super::super::registers::lanes;
+use super::operands::{QUAD, QUAD_BYTES, ROWS_MAX, RowScale, Rows, TILE_COLUMNS, Tile};
 
 /// Maximum number of rows of a tile: 28 of 32 registers hold sums.
 const TILE_ROWS: usize = 14;

@@ -12,15 +12,15 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod operands;
 mod portable;
-mod tile;
 
 use std::cell::RefCell;
 
 use super::operands::{LANES, Lines, MapTarget, Operand, Unary};
 use crate::cpu::isa::{Isa, Kernels};
-pub use tile::{INT8_DEPTH_MAX, Int8Matrix};
-use tile::{ROWS_MAX, RowScale, Rows, TILE_COLUMNS, Tile};
+pub use operands::{INT8_DEPTH_MAX, Int8Matrix};
+use operands::{ROWS_MAX, RowScale, Rows, TILE_COLUMNS, Tile};
 
 /// Depth above which a panel and the codes of these rows exceed the L1 cache, and maximum number of rows then.
 const DEEP: usize = 512;
@@ -48,20 +48,6 @@ pub struct Int8Product<'a> {
     pub bias: &'a [f32],
     /// Function of the results.
     pub map: Option<Unary>,
-}
-
-macro_rules! dispatch {
-    ($self:ident, $function:ident ( $($argument:expr),* )) => {
-        match $self.isa {
-            // SAFETY: `Kernels` exists only if its features were detected; the caller checked the slices.
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => unsafe { avx512::$function($($argument),*) },
-            // SAFETY: `Kernels` exists only if its features were detected; the caller checked the slices.
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => unsafe { avx2::$function($($argument),*) },
-            _ => portable::$function($($argument),*),
-        }
-    };
 }
 
 /// Scratch memory of a thread: codes of a block's rows, and results before their function is applied.

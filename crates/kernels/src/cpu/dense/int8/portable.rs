@@ -1,7 +1,7 @@
 //! Int8 products for any instruction set.
 
 use super::super::operands::LANES;
-use super::tile::{QUAD, QUAD_BYTES, ROWS_MAX, RowScale, Rows, Tile};
+use super::operands::{QUAD, QUAD_BYTES, ROWS_MAX, RowScale, Rows, Tile};
 
 /// Quantizes rows to codes `apart` bytes apart, and pads them to complete quads.
 #[inline(always)]
