@@ -192,9 +192,7 @@ async fn inferred(app: &Arc<App>, choice: Choice, head: Parts, body: Body) -> Ou
     let (results, share, passed) = side_by_side(app, &reported, ready, (&by, watched.as_ref())).await?;
     let entries = results.into_iter().enumerate().map(|(n, result)| result.map_err(|e| e.within(format!("row {n}"))));
     let mut sizer = InferenceSizer::new(&call, &reported, entries.collect::<Result<Vec<_>>>()?)?;
-    // The rows stay reserved until the work has ended, also if the client leaves before.
-    let reserved = share.clone();
-    let mut reply = app.writers.work(by.flow, move || Ok((sizer.step(), &reserved).0)).await?;
+    let mut reply = app.writers.work(by.flow, &share, move |_| Ok(sizer.step())).await?;
     let (header, is_large) = (reply.header_bytes(), reply.len() > LARGE_REPLY_ITEMS);
     let first = reply.next().unwrap_or_default();
     let body = if reply.is_done() { whole(first, share) } else { pieces(first, reply.map(Ok), share, is_large) };

@@ -211,8 +211,7 @@ async fn passed(app: &App, view: &View, (prepared, terms): (Prepared, CallOption
         let tasks = view.main().package.spec.tasks.iter().map(|task| task.name.as_str());
         let answer = Answer { content: Content::Items(take(ranked)), degraded_rows, explain: None };
         let mut writer = RowWriter::new(Entry::items(answer, tasks, view.columns(), &columns)?);
-        let share = share.clone();
-        (*ranked, rest) = app.writers.work(flow, move || writer.step(&share)).await?;
+        (*ranked, rest) = app.writers.work(flow, share, move |share| writer.step(share)).await?;
     }
     Ok(Replied::Pass { content, degraded_rows, rest, explain })
 }

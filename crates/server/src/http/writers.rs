@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 use super::caller_rotation::WaitingJobs;
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
-use sterling_core::quota::Flow;
+use sterling_core::quota::{Flow, Memory};
 use sterling_core::tasks::{self, Runtime};
 use sterling_kernels::{heap, priority};
 
@@ -62,15 +62,18 @@ impl ChunkThreads {
 
     /// Runs `step` until it returns an outcome; each step must take far less than a millisecond. The first millisecond runs in
     /// place, later steps on the threads for long answers, a chunk of steps at a time. If the caller drops the future, later
-    /// steps are skipped.
+    /// steps are skipped. `share` is the reservation of the memory that the steps have and may grow; it lives as long as they do.
     ///
     /// # Errors
     /// The error of a step; `Internal` if a step panics.
     pub(super) async fn work<T: Send + 'static>(
         &self,
         flow: Flow,
-        mut step: impl FnMut() -> Result<Option<T>> + Send + 'static,
+        share: &Arc<Memory>,
+        mut step: impl FnMut(&Arc<Memory>) -> Result<Option<T>> + Send + 'static,
     ) -> Result<T> {
+        let share = share.clone();
+        let mut step = move || step(&share);
         let mut done = steps(&mut step, IN_PLACE);
         loop {
             if let Some(done) = done.transpose() {
@@ -230,6 +233,7 @@ mod tests {
     use futures_util::{StreamExt as _, stream};
 
     use super::*;
+    use sterling_core::quota::Quota;
 
     /// Chunks of the given lengths, each filled with its index, and the threads that computed them. The first uses up the time in
     /// place.
@@ -274,14 +278,18 @@ mod tests {
         assert_eq!(Arc::strong_count(&threads), 1, "the rest is freed");
     }
 
+    fn reservation() -> Arc<Memory> {
+        Arc::new(Quota::new("answers", 1).hold(Flow(1), 1).unwrap())
+    }
+
     /// Returns work of `steps` steps, which records its caller at each.
     fn noting(
         steps: usize,
         caller: u64,
         noted: &Arc<Mutex<Vec<u64>>>,
-    ) -> impl FnMut() -> Result<Option<usize>> + use<> {
+    ) -> impl FnMut(&Arc<Memory>) -> Result<Option<usize>> + use<> {
         let (noted, mut left) = (noted.clone(), steps);
-        move || {
+        move |_| {
             locked(&noted).push(caller);
             left -= 1;
             std::thread::sleep(PIECE_TIME);
@@ -292,11 +300,12 @@ mod tests {
     #[tokio::test]
     async fn work_alternates_between_callers_step_by_step() {
         let writers = ChunkThreads::start().unwrap();
+        let share = reservation();
         let noted = Arc::<Mutex<Vec<u64>>>::default();
         let runtime = writers.runtime.metrics().num_workers();
         // More concurrent calls than threads, so that they compete.
-        let many = (0..4 * runtime).map(|_| writers.work(Flow(1), noting(20, 1, &noted)));
-        let (all, one) = tokio::join!(join_all(many), writers.work(Flow(2), noting(20, 2, &noted)));
+        let many = (0..4 * runtime).map(|_| writers.work(Flow(1), &share, noting(20, 1, &noted)));
+        let (all, one) = tokio::join!(join_all(many), writers.work(Flow(2), &share, noting(20, 2, &noted)));
         assert_eq!(one.unwrap(), 20);
         assert!(all.into_iter().all(|done| done.is_ok_and(|steps| steps == 20)));
         let noted = std::mem::take(&mut *locked(&noted));
@@ -311,16 +320,20 @@ mod tests {
     #[tokio::test]
     async fn work_in_steps_ends_with_its_outcome_an_error_or_a_panic_and_is_left_by_its_caller() {
         let writers = ChunkThreads::start().unwrap();
+        let share = reservation();
         let noted = Arc::<Mutex<Vec<u64>>>::default();
-        assert_eq!(writers.work(Flow(1), || Ok(Some(7))).await.unwrap(), 7);
-        let invalid = writers.work(Flow(1), || Err::<Option<()>, _>(Error::overloaded("for the test"))).await;
+        assert_eq!(writers.work(Flow(1), &share, |_| Ok(Some(7))).await.unwrap(), 7);
+        let invalid = writers.work(Flow(1), &share, |_| Err::<Option<()>, _>(Error::overloaded("for the test"))).await;
         assert_eq!(invalid.unwrap_err().to_string(), "for the test");
         let mut broken = noting(2, 1, &noted);
-        let broken = move || broken().inspect(|done| assert!(done.is_none(), "for the test"));
-        assert_eq!(writers.work(Flow(1), broken).await.unwrap_err().kind(), sterling_core::error::Kind::Internal);
-        let endless = writers.work(Flow(1), noting(usize::MAX, 1, &noted));
+        let broken = move |share: &Arc<Memory>| broken(share).inspect(|done| assert!(done.is_none(), "for the test"));
+        assert_eq!(
+            writers.work(Flow(1), &share, broken).await.unwrap_err().kind(),
+            sterling_core::error::Kind::Internal
+        );
+        let endless = writers.work(Flow(1), &share, noting(usize::MAX, 1, &noted));
         assert!(tokio::time::timeout(Duration::from_millis(20), endless).await.is_err());
-        while Arc::strong_count(&noted) > 1 {
+        while Arc::strong_count(&noted) > 1 || Arc::strong_count(&share) > 1 {
             tokio::task::yield_now().await;
         }
     }

@@ -321,8 +321,8 @@ impl CallInProgress<'_> {
         }
         let entry = Entry::gathered(ranked, rest(&mut gathered), explained, gathered.degraded_rows);
         let entry = if shape.is_table || self.is_arrow {
-            let (mut reader, memory) = (ColumnReader::new(entry), share.clone());
-            self.app.writers.work(self.flow, move || reader.step(&memory)).await?
+            let mut reader = ColumnReader::new(entry);
+            self.app.writers.work(self.flow, share, move |share| reader.step(share)).await?
         } else {
             entry
         };
