@@ -120,7 +120,7 @@ fn moved(x: f64, exact: f64) -> f64 {
     let (near, want) = (x as f32, exact as f32);
     match want.is_finite() && near.is_finite() {
         true => (x - exact).abs(),
-        false if near == want || (near.is_nan() && want.is_nan()) => 0.0,
+        false if is_same(near, want) => 0.0,
         false => f64::INFINITY,
     }
 }
@@ -137,12 +137,16 @@ pub(super) fn difference(got: &[f32], expected: &[f64], tolerances: &[f64]) -> O
         .map(|(place, ((&got, &expected), &tolerance))| Difference { place, got: f64::from(got), expected, tolerance })
 }
 
+/// Returns whether two numbers are equal or both NaN.
+pub(super) fn is_same(x: f32, y: f32) -> bool {
+    x == y || (x.is_nan() && y.is_nan())
+}
+
 /// NaN matches only NaN, and numbers beyond f32 match infinity.
 fn is_near(got: f32, expected: f64, tolerance: f64) -> bool {
     let single = expected as f32;
     tolerance == f64::INFINITY
-        || (got.is_nan() && expected.is_nan())
-        || got == single
+        || is_same(got, single)
         || (single.is_finite() && (f64::from(got) - expected).abs() <= tolerance)
 }
 

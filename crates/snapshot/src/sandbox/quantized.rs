@@ -6,6 +6,7 @@
 //! [`ERROR_MAX`] or [`SCORE_ERROR_MAX`]. Edge cases, whose numbers differ by many orders of magnitude, are not
 //! measured.
 
+use super::compare::is_same;
 use super::rows::{Bench, LOGITS, ROWS, USERS, ValidationProgress, batch_dependence_error, invalid, towers};
 use super::samples::{self, SAMPLES};
 use crate::model::Package;
@@ -114,8 +115,7 @@ impl Both<'_> {
             for (o, tensor) in self.quantized.run(tower, &rows)?.iter().enumerate() {
                 let width = tower.outputs()[o].count().max(1);
                 for (n, row) in tensor.data().chunks_exact(width).enumerate() {
-                    let is_same = |(x, y): (&f32, &f32)| x == y || (x.is_nan() && y.is_nan());
-                    if !row.iter().zip(&alone[n % SAMPLES][o]).all(is_same) {
+                    if !row.iter().zip(&alone[n % SAMPLES][o]).all(|(x, y)| is_same(*x, *y)) {
                         return Err(batch_dependence_error(&tower.outputs()[o].name, "row", count));
                     }
                 }
