@@ -1,5 +1,6 @@
 //! Request bodies as a client writes them, from the typed requests of [`sterling_core::request`].
 
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use sterling_core::error::{Error, Result};
@@ -38,7 +39,7 @@ pub fn rank_body(request: &Rank) -> Result<Value> {
 fn add_shared(body: &mut Value, user: &User, reading: &Reading) -> Result<()> {
     let (field, value) = match user {
         User::Features(features) => {
-            let features = features.iter().map(|(name, values)| (name.clone(), feature(values)));
+            let features = features.iter().map(|(name, values)| (name.clone(), json!(WrittenValues::from(values))));
             ("features", Value::Object(features.collect()))
         }
         User::Vector(vector) => ("vector", json!(vector)),
@@ -57,12 +58,33 @@ fn add_shared(body: &mut Value, user: &User, reading: &Reading) -> Result<()> {
     Ok(())
 }
 
-fn feature(values: &Values) -> Value {
-    match values {
-        Values::Integers(integers) => json!(integers),
-        Values::Numbers(numbers) => json!(numbers),
-        Values::Texts(texts) => json!(texts),
-        Values::Weighted { ids, weights } => json!({"values": ids, "weights": weights}),
+/// Values of a feature as a request body has them.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(untagged)]
+pub enum WrittenValues<'a> {
+    /// Ids.
+    Integers(&'a [i64]),
+    /// Numbers of a dense feature.
+    Numbers(&'a [f32]),
+    /// Texts.
+    Texts(&'a [String]),
+    /// Ids, each with a weight.
+    Weighted {
+        /// The ids.
+        values: &'a [i64],
+        /// Weight of each id.
+        weights: &'a [f32],
+    },
+}
+
+impl<'a> From<&'a Values> for WrittenValues<'a> {
+    fn from(values: &'a Values) -> Self {
+        match values {
+            Values::Integers(values) => WrittenValues::Integers(values),
+            Values::Numbers(values) => WrittenValues::Numbers(values),
+            Values::Texts(values) => WrittenValues::Texts(values),
+            Values::Weighted { ids, weights } => WrittenValues::Weighted { values: ids, weights },
+        }
     }
 }
 

@@ -49,7 +49,7 @@ pub use browse::{
     ColumnResponse, ColumnValue, FileInfo, FindRequest, FindResponse, FoundItem, HeldShard, IndexResponse,
     ShardsResponse, ValuesRequest,
 };
-pub use client_body::{rank_body, retrieve_body};
+pub use client_body::{WrittenValues, rank_body, retrieve_body};
 pub use entry::{Entry, WrittenRows};
 pub use inference::{
     Inference, InferenceError, InferenceModel, InferenceReady, InferenceReply, InferenceRequest, InferenceResponse,

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::step_random::StepRandom;
+use sterling_api::WrittenValues;
 use sterling_core::error::{Error, Result};
 use sterling_core::request::{Features, Values};
 use sterling_graph::tower::FeatureSpec;
@@ -35,27 +36,6 @@ struct Body<'a> {
     features: BTreeMap<&'a str, WrittenValues<'a>>,
     #[serde(skip_serializing_if = "<[i64]>::is_empty")]
     exclude: &'a [i64],
-}
-
-/// Values of a feature in a request body.
-#[derive(Serialize)]
-#[serde(untagged)]
-enum WrittenValues<'a> {
-    Integers(&'a [i64]),
-    Numbers(&'a [f32]),
-    Texts(&'a [String]),
-    Weighted { values: &'a [i64], weights: &'a [f32] },
-}
-
-impl<'a> From<&'a Values> for WrittenValues<'a> {
-    fn from(values: &'a Values) -> Self {
-        match values {
-            Values::Integers(values) => WrittenValues::Integers(values),
-            Values::Numbers(values) => WrittenValues::Numbers(values),
-            Values::Texts(values) => WrittenValues::Texts(values),
-            Values::Weighted { ids, weights } => WrittenValues::Weighted { values: ids, weights },
-        }
-    }
 }
 
 impl RequestSample {
