@@ -179,20 +179,20 @@ def main():
         wrong = lambda: [line for client in clients for line in client.wrong]
         answers = lambda: sum(client.answers.total() for client in clients)
         start, done, active = time.monotonic(), collections.Counter(), 2
-        until("the clients are answered", lambda: answers() > 40, told=wrong)
+        until("the clients are answered", lambda: answers() > 40, detail=wrong)
         for n in range(FLIPS):
             # Cycles through all servers and all faults; two servers of one shard are never down together.
             struck, how = n * 5 % len(servers), STRIKES[(n + n // len(servers)) % len(STRIKES)]
             heal = strike(servers[struck], SERVERS[struck], how)
             before = answers()
-            until("answers without the failed server", lambda: answers() > before + 8, told=wrong)
+            until("answers without the failed server", lambda: answers() > before + 8, detail=wrong)
             active = 3 - active
             sterling("activate", "items", active, "--store", FOLDER / "store")
             for router in routers:
-                until("the other version", lambda: router.version() == active, told=wrong)
+                until("the other version", lambda: router.version() == active, detail=wrong)
             heal()
             until("the server is ready", servers[struck].is_ready)
-            until("both routers have all servers", lambda: all(router.has_all() for router in routers), told=wrong)
+            until("both routers have all servers", lambda: all(router.has_all() for router in routers), detail=wrong)
             done[how] += 1
             if wrong():
                 raise SystemExit(f"round {n}, server {struck} {how}: {wrong()}")

@@ -98,7 +98,7 @@ class Writer(threading.Thread):
 def progress(writers):
     before = [len(writer.acknowledged) for writer in writers]
     both = lambda: all(len(w.acknowledged) >= b + 5 for w, b in zip(writers, before))
-    until("both write", both, told=lambda: [(len(w.acknowledged) - b, w.is_alive(), w.last) for w, b in zip(writers, before)])
+    until("both write", both, detail=lambda: [(len(w.acknowledged) - b, w.is_alive(), w.last) for w, b in zip(writers, before)])
 
 
 def fault(kind, broker, servers):

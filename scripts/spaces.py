@@ -68,9 +68,9 @@ class Sterling(Process):
         return False
 
 
-def until(what, is_so, most=90, told=lambda: ""):
+def until(what, is_so, most=90, detail=lambda: ""):
     start = time.monotonic()
     while not is_so():
         if time.monotonic() - start > most:
-            sys.exit(f"timed out waiting until {what} {told()}")
+            sys.exit(f"timed out waiting until {what} {detail()}")
         time.sleep(0.02)

@@ -62,8 +62,8 @@ class Upserted:
     positions: list[int] = field(default_factory=list)
 
 
-def ranked(answer: Mapping[str, Any], told: Mapping[str, Any] | None = None) -> Ranked:
-    """Returns the items of a JSON answer. For one answer of a list, `told` holds the fields that all answers of the list share."""
+def ranked(answer: Mapping[str, Any], shared: Mapping[str, Any] | None = None) -> Ranked:
+    """Returns the items of a JSON answer. For one answer of a list, `shared` holds the fields that all answers of the list share."""
     items = answer["items"]
     names = lambda key: list(items[0].get(key) or {}) if items else []  # noqa: E731
     return Ranked(
@@ -72,7 +72,7 @@ def ranked(answer: Mapping[str, Any], told: Mapping[str, Any] | None = None) -> 
         similarities=np.array([item["similarity"] for item in items], np.float32),
         tasks={task: np.array([item["tasks"][task] for item in items], np.float32) for task in names("tasks")},
         columns={name: [item["columns"].get(name) for item in items] for name in names("columns")},
-        **_told(answer if told is None else _of_one(told, answer)),
+        **_metadata(answer if shared is None else _of_one(shared, answer)),
     )
 
 
@@ -83,18 +83,18 @@ def many(answer: Mapping[str, Any]) -> list[Ranked | RequestError]:
 
 def ranked_of_arrow(content: bytes) -> Ranked:
     """Returns the items of an Arrow answer."""
-    told, table = _read(content)
-    return _table(table, told)
+    shared, table = _read(content)
+    return _table(table, shared)
 
 
 def many_of_arrow(content: bytes) -> list[Ranked | RequestError]:
     """Returns the answers to a list of requests as Arrow."""
-    told, table = _read(content)
+    shared, table = _read(content)
     found: list[Ranked | RequestError] = []
     first = 0
-    for one in told["results"]:
+    for one in shared["results"]:
         rows = one.get("rows", 0)
-        found.append(_problem(one) or _table(table.slice(first, rows), _of_one(told, one)))
+        found.append(_problem(one) or _table(table.slice(first, rows), _of_one(shared, one)))
         first += rows
     return found
 
@@ -104,14 +104,14 @@ def _problem(result: Mapping[str, Any]) -> RequestError | None:
     return None if problem is None else RequestError(problem["status"], dict(problem))
 
 
-def _of_one(told: Mapping[str, Any], one: Mapping[str, Any]) -> dict[str, Any]:
+def _of_one(shared: Mapping[str, Any], one: Mapping[str, Any]) -> dict[str, Any]:
     """Merges the fields that all answers share with the fields of one answer."""
-    return {**told, "cursor": None} | {name: one.get(name) for name in ("explain", "unknown")}
+    return {**shared, "cursor": None} | {name: one.get(name) for name in ("explain", "unknown")}
 
 
-def _told(answer: Mapping[str, Any]) -> dict[str, Any]:
-    said = {name: answer[name] for name in ("model", "version", "digest", "position")}
-    return said | {"cursor": answer.get("cursor"), "explain": answer.get("explain"), "unknown": answer.get("unknown") or []}
+def _metadata(answer: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: answer[name] for name in ("model", "version", "digest", "position")}
+    return found | {"cursor": answer.get("cursor"), "explain": answer.get("explain"), "unknown": answer.get("unknown") or []}
 
 
 def _read(content: bytes) -> tuple[dict[str, Any], Any]:
@@ -121,7 +121,7 @@ def _read(content: bytes) -> tuple[dict[str, Any], Any]:
         return json.loads(stream.schema.metadata[b"sterling"]), stream.read_all()
 
 
-def _table(table: Any, told: Mapping[str, Any]) -> Ranked:
+def _table(table: Any, shared: Mapping[str, Any]) -> Ranked:
     group = lambda name: {key.removeprefix(name): table[key] for key in table.column_names if key.startswith(name)}  # noqa: E731
     return Ranked(
         ids=table["id"].to_numpy(),
@@ -129,5 +129,5 @@ def _table(table: Any, told: Mapping[str, Any]) -> Ranked:
         similarities=table["similarity"].to_numpy(),
         tasks={name: scores.to_numpy() for name, scores in group("tasks.").items()},
         columns={name: values.to_pylist() for name, values in group("columns.").items()},
-        **_told(told),
+        **_metadata(shared),
     )

@@ -42,19 +42,19 @@ function item_cards(answer, other) {
 function answer_panel({ title, call, body, answer }, other) {
   const panel = make("div", { class: "panel answer" }, make("h2", {}, title));
   if (!answer.ok) return put(panel, {}, [problem(answer, body.filter)]);
-  const { told } = answer, items = make("div", {});
-  const show = () => items.replaceChildren(!told.items.length ? make("p", {}, "No item is eligible.") : (as_cards.chosen ? item_cards : item_table)(told, other));
+  const { content } = answer, items = make("div", {});
+  const show = () => items.replaceChildren(!content.items.length ? make("p", {}, "No item is eligible.") : (as_cards.chosen ? item_cards : item_table)(content, other));
   const toggle = make("button", { type: "button", "aria-pressed": as_cards.chosen, onclick: () => { as_cards.chosen = !as_cards.chosen; render_answers(); } }, as_cards.chosen ? "as a table" : "as tiles");
   show();
-  const gone = other ? other.items.filter(item => !ranks(told).has(item.id)) : [];
-  const { explain } = told;
+  const gone = other ? other.items.filter(item => !ranks(content).has(item.id)) : [];
+  const { explain } = content;
   const command = `curl ${location.origin}${call} --json '${written(body).replaceAll("'", "'\\''")}'`;
   return put(panel, {}, [
-    make("p", { class: "muted" }, `version ${told.version} (${told.digest}), position ${whole(told.position)}, ${answer.ms.toFixed(1)} ms here, ${bytes(answer.bytes)}, coverage ${percent(told.coverage)} `, toggle),
+    make("p", { class: "muted" }, `version ${content.version} (${content.digest}), position ${whole(content.position)}, ${answer.ms.toFixed(1)} ms here, ${bytes(answer.bytes)}, coverage ${percent(content.coverage)} `, toggle),
     items,
     gone.length ? make("p", { class: "muted" }, `No longer here: ${gone.map(title_of).join(", ")}`) : null,
     explain ? make("details", { open: true }, make("summary", {}, "Time by step"), waterfall(explain.steps), funnel(explain, shown.model.items), make("p", { class: "muted" }, notes(explain))) : null,
-    make("details", {}, make("summary", {}, "Request and answer"), make("pre", { tabindex: 0 }, command), make("pre", { tabindex: 0 }, written(told, 1))),
+    make("details", {}, make("summary", {}, "Request and answer"), make("pre", { tabindex: 0 }, command), make("pre", { tabindex: 0 }, written(content, 1))),
   ]);
 }
 

@@ -3,11 +3,11 @@
 async function render_index() {
   const { model } = shown, answer = await ask(`${base()}/index`);
   if (!answer.ok) return at("shape").replaceChildren(problem(answer));
-  const { told } = answer, mean = (told.items - told.fresh_items) / Math.max(told.lists, 1);
+  const { content } = answer, mean = (content.items - content.fresh_items) / Math.max(content.lists, 1);
   const panels = [
-    make("div", { class: "panel" }, make("h3", {}, "Index"), table(null, [["items", whole(told.items)], ["delta", whole(told.fresh_items)], ["slots", whole(told.slots)], ["lists", whole(told.lists)], ["items of a list, mean", short(mean)], ["largest list", `${whole(told.list_items.at(-1) ?? 0)} (${short((told.list_items.at(-1) ?? 0) / Math.max(mean, 1e-9))} × the mean)`], ["planned memory", bytes(model.memory_bytes)], ["position of updates", whole(told.position)], ["recall calibrated by", model.calibration ? `${whole(model.calibration.queries)} queries: ${model.calibration.source}` : "nothing"]], "Index")),
-    lines("Items of a list, by percentile of lists", [{ name: "items", points: told.list_items.map((items, n) => [n, items]) }], { x_text: n => `${n} %` }),
-    bars("Files", [...told.files].sort((a, b) => b.bytes - a.bytes).slice(0, 14).map(file => [file.name, file.bytes, bytes(file.bytes)])),
+    make("div", { class: "panel" }, make("h3", {}, "Index"), table(null, [["items", whole(content.items)], ["delta", whole(content.fresh_items)], ["slots", whole(content.slots)], ["lists", whole(content.lists)], ["items of a list, mean", short(mean)], ["largest list", `${whole(content.list_items.at(-1) ?? 0)} (${short((content.list_items.at(-1) ?? 0) / Math.max(mean, 1e-9))} × the mean)`], ["planned memory", bytes(model.memory_bytes)], ["position of updates", whole(content.position)], ["recall calibrated by", model.calibration ? `${whole(model.calibration.queries)} queries: ${model.calibration.source}` : "nothing"]], "Index")),
+    lines("Items of a list, by percentile of lists", [{ name: "items", points: content.list_items.map((items, n) => [n, items]) }], { x_text: n => `${n} %` }),
+    bars("Files", [...content.files].sort((a, b) => b.bytes - a.bytes).slice(0, 14).map(file => [file.name, file.bytes, bytes(file.bytes)])),
   ];
   const curves = (model.calibration?.curves ?? []).filter(curve => curve.pass_rate === 1);
   if (curves.length) panels.push(lines("Recall by probed lists, without a filter", curves.map(curve => ({ name: `K0 = ${whole(curve.k)}`, points: curve.probes.map((probes, n) => [probes, curve.recall[n]]) })), { log_x: true }));
@@ -23,7 +23,7 @@ function item_browser() {
   const found = make("div", { role: "status" });
   const show = async id => {
     const answer = await ask(`${base()}/items/${id}`);
-    found.replaceChildren(answer.ok ? table(["column", "value"], [["id", String(answer.told.id)], ...Object.entries(answer.told.attributes).map(([name, value]) => [name, cell(value)])], `Item ${id}`) : problem(answer));
+    found.replaceChildren(answer.ok ? table(["column", "value"], [["id", String(answer.content.id)], ...Object.entries(answer.content.attributes).map(([name, value]) => [name, cell(value)])], `Item ${id}`) : problem(answer));
   };
   const box = combo(name_column() ? "name or id of an item" : "id of an item", text => items_like(text), ({ value, text }, input) => { input.value = text; show(value); });
   box.querySelector("input").addEventListener("keydown", event => {
@@ -36,7 +36,7 @@ function item_browser() {
 async function render_values(column) {
   const answer = await ask(`${base()}/columns/${encodeURIComponent(column.name)}?limit=30`);
   if (!answer.ok) return at("values").replaceChildren(problem(answer));
-  const { values, found, least, greatest } = answer.told;
+  const { values, found, least, greatest } = answer.content;
   // Numbers without thousands separators, as in a filter: many are years, times or ids.
   const bound = value => typeof value === "number" && !Number.isInteger(value) ? String(+value.toPrecision(6)) : String(value);
   const range = least === undefined ? "" : `, from ${bound(least)} to ${bound(greatest)}`;
@@ -58,8 +58,8 @@ function render_tables() {
 async function render_shards() {
   const [answer, updates] = await Promise.all([ask(`${base()}/shards`), ask(`${base()}/items:position`)]);
   if (!answer.ok) return at("shards").replaceChildren(problem(answer));
-  const { shards, version, coverage } = answer.told, all = shards.reduce((sum, { items }) => sum + items, 0);
-  const seen = updates.ok ? updates.told.shards ?? [updates.told] : [];
+  const { shards, version, coverage } = answer.content, all = shards.reduce((sum, { items }) => sum + items, 0);
+  const seen = updates.ok ? updates.content.shards ?? [updates.content] : [];
   const state = servers => servers ? `${whole(servers)} ${servers > 1 ? "servers" : "server"}` : "no server";
   const rows = shards.map(({ shard, items, servers }, n) => {
     const had = make("span", { class: servers ? "good" : "bad" }, state(servers)), { fresh_items, position, durable } = seen[n] ?? {};

@@ -3,9 +3,9 @@ const WIDE = 420, HIGH = 150, LEFT = 46, LOW = 22;
 
 // Legend: names with their colours, and values that `tell` updates.
 function legend(names, values = []) {
-  const told = names.map((_, n) => make("b", {}, values[n] ?? ""));
-  const element = make("div", { class: "legend" }, names.map((name, n) => make("span", {}, make("i", { style: `background:${color(n)}` }), `${name} `, told[n])));
-  return { element, tell: values => told.forEach((value, n) => value.textContent = values[n]) };
+  const texts = names.map((_, n) => make("b", {}, values[n] ?? ""));
+  const element = make("div", { class: "legend" }, names.map((name, n) => make("span", {}, make("i", { style: `background:${color(n)}` }), `${name} `, texts[n])));
+  return { element, tell: values => texts.forEach((value, n) => value.textContent = values[n]) };
 }
 
 // `series`: [{name, points: [[x, y], ...]}], with y at least 0.

@@ -36,8 +36,8 @@ function filter_field() {
     const answer = await ask(`${base()}:retrieve`, { method: "POST", body: { requests: [body] } });
     if (mine !== turn) return;
     if (!answer.ok) return said.replaceChildren(problem(answer));
-    const [result] = answer.told.results;
-    if (result.problem) return said.replaceChildren(problem({ status: result.problem.status, told: result.problem }, filter));
+    const [result] = answer.content.results;
+    if (result.problem) return said.replaceChildren(problem({ status: result.problem.status, content: result.problem }, filter));
     const share = result.explain.pass_rate;
     said.textContent = `about ${whole(Math.round(share * shown.model.items))} of ${whole(shown.model.items)} items pass (${percent(share)}): ${result.explain.filter}`;
     changed();

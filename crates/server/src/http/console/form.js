@@ -44,12 +44,12 @@ async function items_like(text, limit = 12) {
   const column = name_column();
   if (!column) return [];
   const answer = await ask(`${base()}/items?${new URLSearchParams({ column, contains: text, limit })}`);
-  return answer.ok ? answer.told.items.map(item => ({ text: cell(item.attributes[column]), note: `#${item.id}`, value: item.id, item })) : [];
+  return answer.ok ? answer.content.items.map(item => ({ text: cell(item.attributes[column]), note: `#${item.id}`, value: item.id, item })) : [];
 }
 
 async function values_like(column, text, limit = 12) {
   const answer = await ask(`${base()}/columns/${encodeURIComponent(column)}?${new URLSearchParams({ contains: text, limit })}`);
-  return answer.ok ? answer.told.values.map(({ value, items }) => ({ text: String(value), note: items === undefined ? "" : whole(items), value })) : [];
+  return answer.ok ? answer.content.values.map(({ value, items }) => ({ text: String(value), note: items === undefined ? "" : whole(items), value })) : [];
 }
 
 // A list of values as chips, added through a combo box or by Enter.

@@ -35,7 +35,7 @@ function keep(chart, name, time, value) {
 async function read_metrics() {
   const answer = await ask("/metrics");
   if (!answer.ok) return page() === "live" && at("charts").replaceChildren(problem(answer));
-  const now = samples(answer.told), time = Date.now() / 1000;
+  const now = samples(answer.content), time = Date.now() / 1000;
   if (last) {
     const seconds = time - last.time, rate = (name, matches) => Math.max(0, (total(now, name, matches) - total(last.samples, name, matches)) / seconds);
     const passes = labels => ["retrieve", "rank", "embed"].includes(labels.call);
@@ -59,9 +59,9 @@ async function read_metrics() {
     }
   }
   const index = page() === "live" ? await ask(`${base()}/index`) : { ok: false };
-  if (last && index.ok && index.told.durable !== undefined) {
-    keep("Updates that are not visible yet", "lag", time, index.told.durable - index.told.position);
-    keep("Items of the delta", "fresh", time, index.told.fresh_items);
+  if (last && index.ok && index.content.durable !== undefined) {
+    keep("Updates that are not visible yet", "lag", time, index.content.durable - index.content.position);
+    keep("Items of the delta", "fresh", time, index.content.fresh_items);
   }
   last = { samples: now, time };
   // A chart under the pointer is not redrawn until the pointer leaves it.

@@ -20,13 +20,13 @@ function choose(name) {
 }
 
 async function refresh_models() {
-  const answer = await ask("/v1/models"), is_there = answer.ok && answer.told.models.length > 0;
-  const untold = answer.ok ? (answer.told.unavailable ?? []).map(model => make("p", {}, `${model.name}: ${model.reason}`)) : [problem(answer)];
-  at("absent").replaceChildren(...(is_there || untold.length ? untold : [make("p", {}, "No model is loaded yet; `sterling publish` makes one.")]));
+  const answer = await ask("/v1/models"), is_there = answer.ok && answer.content.models.length > 0;
+  const unavailable = answer.ok ? (answer.content.unavailable ?? []).map(model => make("p", {}, `${model.name}: ${model.reason}`)) : [problem(answer)];
+  at("absent").replaceChildren(...(is_there || unavailable.length ? unavailable : [make("p", {}, "No model is loaded yet; `sterling publish` makes one.")]));
   if (!is_there) return false;
   const names = models => models.map(model => model.name).join("\n"), chosen = at("model").value;
-  if (names(shown.models) !== names(answer.told.models)) at("model").replaceChildren(...answer.told.models.map(model => make("option", { value: model.name }, model.name)));
-  shown.models = answer.told.models;
+  if (names(shown.models) !== names(answer.content.models)) at("model").replaceChildren(...answer.content.models.map(model => make("option", { value: model.name }, model.name)));
+  shown.models = answer.content.models;
   at("model").value = shown.models.some(model => model.name === chosen) ? chosen : shown.models[0].name;
   choose(at("model").value);
   return true;
@@ -36,7 +36,7 @@ const refresh = async () => await refresh_models() && (await refresh_versions(),
 
 async function health() {
   const answer = await ask("/readyz");
-  const lines = answer.ok ? String(answer.told).split("\n") : [];
+  const lines = answer.ok ? String(answer.content).split("\n") : [];
   const warnings = lines.filter(line => line.startsWith("warning: ")).map(line => line.replace("warning: ", ""));
   at("health").className = answer.ok && !warnings.length ? "good" : "bad";
   at("health").textContent = answer.ok ? (warnings.length ? "ready, with warnings" : "ready") : "not ready";

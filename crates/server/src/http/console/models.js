@@ -3,8 +3,8 @@
 async function refresh_versions() {
   const answer = await ask(`${base()}/versions`);
   if (!answer.ok) return at("versions").replaceChildren(problem(answer));
-  shown.versions = answer.told.versions;
-  shown.desired = answer.told.desired ?? null;
+  shown.versions = answer.content.versions;
+  shown.desired = answer.content.desired ?? null;
   build_beside();
   render_versions();
   await refresh_traffic();

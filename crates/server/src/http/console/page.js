@@ -56,18 +56,18 @@ async function ask(path, { method = "GET", body, signal } = {}) {
     if (reply.status === 401) at("unlock").hidden = false;
     const text = await reply.text();
     const is_json = (reply.headers.get("content-type") ?? "").includes("json");
-    const told = is_json ? parsed(text) : text;
-    return { ok: reply.ok, status: reply.status, told, ms: performance.now() - start, bytes: text.length, id: reply.headers.get("x-request-id") };
+    const content = is_json ? parsed(text) : text;
+    return { ok: reply.ok, status: reply.status, content, ms: performance.now() - start, bytes: text.length, id: reply.headers.get("x-request-id") };
   } catch (error) {
     if (error.name === "AbortError") return { ok: false, aborted: true };
-    return { ok: false, status: 0, told: { title: "No answer", detail: `the server did not answer: ${error.message}` } };
+    return { ok: false, status: 0, content: { title: "No answer", detail: `the server did not answer: ${error.message}` } };
   }
 }
 
 function problem(answer, text) {
   // Without an entered key, no error is shown: the page shows the field for the key.
   if (answer.status === 401 && !sessionStorage.getItem(KEY)) return make("p", {}, "This server needs a key.");
-  const { title = "", detail = "", code = "", offset } = typeof answer.told === "object" ? answer.told : { detail: answer.told };
+  const { title = "", detail = "", code = "", offset } = typeof answer.content === "object" ? answer.content : { detail: answer.content };
   const box = make("div", { class: "problem", role: "alert" }, make("strong", {}, `${answer.status || ""} ${title} `), make("code", {}, code), make("div", {}, detail));
   if (text !== undefined && offset !== undefined) {
     // The offset counts UTF-8 bytes.

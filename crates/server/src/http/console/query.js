@@ -86,12 +86,12 @@ async function send() {
 }
 
 function render_answers() {
-  const [first, second] = answers, reference = second && first.answer.ok ? first.answer.told : null;
+  const [first, second] = answers, reference = second && first.answer.ok ? first.answer.content : null;
   at("answers").className = answers.length > 1 ? "grid" : "";
   at("answers").replaceChildren(...answers.map((one, n) => answer_panel(one, n === 1 ? reference : null)));
   if (!answers.length) return at("status").replaceChildren();
-  const main = answers.at(-1).answer, said = main.ok ? `${whole(main.told.items.length)} items` : "rejected";
-  const shared = reference && main.ok ? main.told.items.filter(item => ranks(reference).has(item.id)).length : null;
+  const main = answers.at(-1).answer, said = main.ok ? `${whole(main.content.items.length)} items` : "rejected";
+  const shared = reference && main.ok ? main.content.items.filter(item => ranks(reference).has(item.id)).length : null;
   const of = Math.max(reference?.items.length ?? 0, 1);
   at("status").textContent = shared === null ? said : `${said}, ${whole(shared)} of the ${whole(reference.items.length)} in the other answer${answers[0].title === "Exact" ? `: recall ${short(shared / of)}` : ""}`;
 }

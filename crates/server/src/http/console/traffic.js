@@ -4,7 +4,7 @@ async function refresh_traffic() {
   const answer = await ask(`${base()}/traffic`);
   // Hidden if the traffic is unknown, for example if the servers of a router report different settings.
   at("traffic").hidden = !answer.ok;
-  if (answer.ok) render_traffic(answer.told);
+  if (answer.ok) render_traffic(answer.content);
 }
 
 async function wish_traffic(now, part, setting) {
