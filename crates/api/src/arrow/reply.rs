@@ -27,9 +27,10 @@ pub(crate) const ROWS_MAX: usize = 4096;
 pub(crate) const BATCH_BYTES: usize = 256 << 10;
 /// Fixed bytes per value in a record batch.
 const VALUE_BYTES: usize = 8;
-/// Maximum number of simultaneous copies of a record batch: its arrays with spare capacity, the message, and the chunks that are
-/// built and sent.
-pub(crate) const BATCH_COPIES: usize = 5;
+/// Maximum number of simultaneous copies of a record batch: its arrays, and the chunks that are written and sent.
+pub(crate) const BATCH_COPIES: usize = 3;
+/// Maximum bytes of a record batch's header per column.
+const HEADER_BYTES: usize = 256;
 
 /// Media type of an Arrow stream.
 pub const ARROW_STREAM: &str = "application/vnd.apache.arrow.stream";
@@ -131,6 +132,8 @@ impl ArrowReply {
             self.writer.finish().map_err(broken)?;
         } else {
             let batch = batch(&parts, schema, &columns, is_list)?;
+            let header_bytes = HEADER_BYTES * (1 + batch.num_columns());
+            self.writer.get_mut().reserve_exact(batch.get_array_memory_size() + header_bytes);
             self.writer.write(&batch).map_err(broken)?;
             self.is_done = self.entries.get(self.at.0..).is_none_or(|rest| rest.iter().all(|entry| entry.len() == 0));
             if self.is_done {
@@ -250,8 +253,9 @@ fn batch(parts: &[Part<'_>], schema: SchemaRef, columns: &[(String, CellKind)], 
     RecordBatch::try_new_with_options(schema, arrays, &options).map_err(broken)
 }
 
-/// Builds the array of a column; values of another kind are missing.
-fn array<'a>(kind: CellKind, count: usize, cells: impl Iterator<Item = Cell<'a>>) -> Result<ArrayRef> {
+/// Builds the array of a column; values of another kind are missing. The values are counted first, so that the array
+/// is allocated once, without spare capacity.
+fn array<'a>(kind: CellKind, count: usize, cells: impl Iterator<Item = Cell<'a>> + Clone) -> Result<ArrayRef> {
     Ok(match kind {
         CellKind::Nothing => Arc::new(NullArray::new(count)),
         CellKind::Integer => {
@@ -276,7 +280,8 @@ fn array<'a>(kind: CellKind, count: usize, cells: impl Iterator<Item = Cell<'a>>
             Arc::new(values.finish())
         }
         CellKind::Text => {
-            let mut values = StringBuilder::with_capacity(count, 0);
+            let (_, bytes) = texts_in(cells.clone());
+            let mut values = StringBuilder::with_capacity(count, bytes);
             for cell in cells {
                 match cell {
                     Cell::Text(text) => append(&mut values, text)?,
@@ -286,7 +291,12 @@ fn array<'a>(kind: CellKind, count: usize, cells: impl Iterator<Item = Cell<'a>>
             Arc::new(values.finish())
         }
         CellKind::Integers => {
-            let mut lists = ListBuilder::with_capacity(Int64Builder::new(), count);
+            let integers = cells.clone().map(|cell| match cell {
+                Cell::Integer(_) => 1,
+                Cell::Integers(many) => many.len(),
+                _ => 0,
+            });
+            let mut lists = ListBuilder::with_capacity(Int64Builder::with_capacity(integers.sum()), count);
             for cell in cells {
                 match &cell {
                     Cell::Integer(x) => lists.values().append_value(*x),
@@ -298,7 +308,8 @@ fn array<'a>(kind: CellKind, count: usize, cells: impl Iterator<Item = Cell<'a>>
             Arc::new(lists.finish())
         }
         CellKind::Texts => {
-            let mut lists = ListBuilder::with_capacity(StringBuilder::new(), count);
+            let (texts, bytes) = texts_in(cells.clone());
+            let mut lists = ListBuilder::with_capacity(StringBuilder::with_capacity(texts, bytes), count);
             for cell in cells {
                 match &cell {
                     Cell::Text(text) => append(lists.values(), text)?,
@@ -311,6 +322,15 @@ fn array<'a>(kind: CellKind, count: usize, cells: impl Iterator<Item = Cell<'a>>
             }
             Arc::new(lists.finish())
         }
+    })
+}
+
+/// Returns the number of texts in cells and the sum of their lengths.
+fn texts_in<'a>(cells: impl Iterator<Item = Cell<'a>>) -> (usize, usize) {
+    cells.fold((0, 0), |(count, bytes), cell| match cell {
+        Cell::Text(text) => (count + 1, bytes + text.len()),
+        Cell::Texts(many) => (count + many.len(), bytes + many.iter().map(|text| text.len()).sum::<usize>()),
+        _ => (count, bytes),
     })
 }
 
