@@ -250,10 +250,7 @@ impl<'a> Run<'a> {
             Work::Pick { a, index, run, order } => {
                 let (numbers, row_stride) = self.at(*a);
                 if let Some(order) = order {
-                    for row in 0..rows {
-                        self.kernels.rearrange(order, &numbers[row * row_stride..], &mut out[row * stride..]);
-                    }
-                    return;
+                    return self.kernels.rearrange(order, rows, (numbers, row_stride), (out, stride));
                 }
                 for row in 0..rows {
                     let (from, to) = (&numbers[row * row_stride..], &mut out[row * stride..][..index.len() * run]);

@@ -74,39 +74,51 @@ impl Order {
 }
 
 impl Kernels {
-    /// Copies numbers as `order` says.
+    /// Copies the numbers of each row as `order` says. The rows of `from` and of `to` are so many numbers apart.
     ///
     /// # Panics
-    /// If a slice is shorter than the order says.
-    pub fn rearrange(self, order: &Order, from: &[f32], to: &mut [f32]) {
+    /// If a row is shorter than the order says.
+    pub fn rearrange(
+        self,
+        order: &Order,
+        rows: usize,
+        (from, of_from): (&[f32], usize),
+        (to, of_to): (&mut [f32], usize),
+    ) {
         let (count, most) = order.sizes();
-        assert!(to.len() >= count, "more numbers than their target has room for");
-        assert!(from.len() >= most, "an order that reads beyond the numbers");
-        match (self.isa, order) {
-            // SAFETY: `Kernels` is made only after the features were found; the slices are checked above.
-            #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512, Order::Transposed { rows, columns, stride, firsts }) => unsafe {
-                for (first, to) in firsts.iter().zip(to.chunks_exact_mut(rows * columns)) {
-                    avx512::transpose(from.as_ptr().add(*first as usize), *stride, to.as_mut_ptr(), [*rows, *columns]);
-                }
-            },
-            // SAFETY: `Kernels` is made only after the features were found; the slices are checked above.
-            #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512, Order::Runs(runs)) => unsafe { avx512::copy(runs, from.as_ptr(), to.as_mut_ptr()) },
-            (_, Order::Transposed { rows, columns, stride, firsts }) => {
-                for (&first, to) in firsts.iter().zip(to.chunks_exact_mut(rows * columns)) {
-                    for (column, to) in to.chunks_exact_mut(*rows).enumerate() {
-                        let from = from[first as usize + column..].iter().step_by(*stride);
-                        to.iter_mut().zip(from).for_each(|(to, x)| *to = *x);
+        for row in 0..rows {
+            let (from, to) = (&from[row * of_from..][..most], &mut to[row * of_to..][..count]);
+            match (self.isa, order) {
+                // SAFETY: `Kernels` is made only after the features were found; the slices are as long as the order says.
+                #[cfg(target_arch = "x86_64")]
+                (Isa::Avx512, Order::Transposed { rows, columns, stride, firsts }) => unsafe {
+                    for (first, to) in firsts.iter().zip(to.chunks_exact_mut(rows * columns)) {
+                        avx512::transpose(
+                            from.as_ptr().add(*first as usize),
+                            *stride,
+                            to.as_mut_ptr(),
+                            [*rows, *columns],
+                        );
+                    }
+                },
+                // SAFETY: `Kernels` is made only after the features were found; the slices are as long as the order says.
+                #[cfg(target_arch = "x86_64")]
+                (Isa::Avx512, Order::Runs(runs)) => unsafe { avx512::copy(runs, from.as_ptr(), to.as_mut_ptr()) },
+                (_, Order::Transposed { rows, columns, stride, firsts }) => {
+                    for (&first, to) in firsts.iter().zip(to.chunks_exact_mut(rows * columns)) {
+                        for (column, to) in to.chunks_exact_mut(*rows).enumerate() {
+                            let from = from[first as usize + column..].iter().step_by(*stride);
+                            to.iter_mut().zip(from).for_each(|(to, x)| *to = *x);
+                        }
                     }
                 }
-            }
-            (_, Order::Runs(runs)) => {
-                let mut to = to;
-                for &(first, count) in runs {
-                    let (here, behind) = to.split_at_mut(count as usize);
-                    here.copy_from_slice(&from[first as usize..][..count as usize]);
-                    to = behind;
+                (_, Order::Runs(runs)) => {
+                    let mut to = to;
+                    for &(first, count) in runs {
+                        let (here, behind) = to.split_at_mut(count as usize);
+                        here.copy_from_slice(&from[first as usize..][..count as usize]);
+                        to = behind;
+                    }
                 }
             }
         }
@@ -204,13 +216,16 @@ mod tests {
 
     fn check(order: &Order, index: &[u32]) {
         let most = index.iter().max().map_or(0, |&n| n as usize + 1);
-        let from: Vec<f32> = (0..most).map(|n| n as f32).collect();
-        let want: Vec<f32> = index.iter().map(|&n| from[n as usize]).collect();
+        let (of_from, of_to) = (most + 2, index.len() + 3);
+        let from: Vec<f32> = (0..of_from + most).map(|n| n as f32).collect();
         for kernels in Kernels::tried() {
-            let mut to = vec![-1.0; index.len() + 3];
-            kernels.rearrange(order, &from, &mut to);
-            assert_eq!(&to[..index.len()], &want, "{} {order:?}", kernels.name());
-            assert_eq!(&to[index.len()..], &[-1.0; 3]);
+            let mut to = vec![-1.0; 2 * of_to];
+            kernels.rearrange(order, 2, (&from, of_from), (&mut to, of_to));
+            for (row, to) in to.chunks(of_to).enumerate() {
+                let want: Vec<f32> = index.iter().map(|&n| from[row * of_from + n as usize]).collect();
+                assert_eq!(&to[..index.len()], &want, "{} {order:?}", kernels.name());
+                assert_eq!(&to[index.len()..], &[-1.0; 3]);
+            }
         }
     }
 

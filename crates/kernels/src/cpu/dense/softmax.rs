@@ -3,54 +3,86 @@
 use std::arch::x86_64::*;
 
 use super::operands::{Fold, LANES};
-use super::registers::{joined, lanes, larger, reduced};
+use super::registers::{in_lanes, joined, joined_each, lanes, larger, stored};
 
-/// Runs whose maxima are computed together, because the steps of one run wait for each other.
-const RUNS: usize = 16;
+/// Maximum width of runs whose sums are reduced together.
+const NARROW: usize = 2 * LANES;
 
-/// Computes `normalize::softmax`, bit for bit. A run is divided by its sum while the exponentials of the next run are
-/// computed: the divider works beside the other units.
+/// Computes `normalize::softmax`, bit for bit. Runs are divided by their sums while the exponentials of others are
+/// computed, because the divider works beside the other units: a narrow run while those of the next 16 runs are, whose
+/// sums are then reduced together, and a wide one while those of the next run are.
 ///
 /// # Safety
 /// The CPU has AVX-512 F, BW and VL, and FMA.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 pub(super) unsafe fn softmax(numbers: &mut [f32], width: usize) {
     let width = width.max(1);
-    for runs in numbers.chunks_mut(RUNS * width) {
-        let mut maxima = [0.0; RUNS];
-        for (most, run) in maxima.iter_mut().zip(runs.chunks_exact(width)) {
-            *most = reduced(run, Fold::Max.identity_element(), |x, y| larger(x, y));
+    let mut before = Exponentials { runs: &mut [], sums: [1.0; LANES] };
+    for runs in numbers.chunks_mut(LANES * width) {
+        let least = _mm512_set1_ps(Fold::Max.identity_element());
+        let mut kept = [least; LANES];
+        for (kept, run) in kept.iter_mut().zip(runs.chunks_exact(width)) {
+            *kept = in_lanes(run, least, |x, y| larger(x, y));
         }
-        let mut before: Option<Exponentials<'_>> = None;
-        for (most, run) in maxima.iter().zip(runs.chunks_exact_mut(width)) {
-            let sum = match &mut before {
-                None => exponentials::<false>(run, *most, &mut Exponentials { run: &mut [], sum: 1.0 }),
-                Some(before) => exponentials::<true>(run, *most, before),
-            };
-            before = Some(Exponentials { run, sum });
+        let maxima = stored(joined_each(kept, |x, y| larger(x, y)));
+        if width > NARROW {
+            for (run, most) in runs.chunks_exact_mut(width).zip(maxima) {
+                let sum = joined(exponentials(run, most, &mut before, 0), |x, y| _mm512_add_ps(x, y));
+                before = Exponentials { runs: run, sums: [sum; LANES] };
+            }
+        } else {
+            let mut kept = [_mm512_setzero_ps(); LANES];
+            for (n, run) in runs.chunks_exact_mut(width).enumerate() {
+                kept[n] = exponentials(run, maxima[n], &mut before, n);
+            }
+            before.divide_from(runs.len() / width, width);
+            before = Exponentials { runs, sums: stored(joined_each(kept, |x, y| _mm512_add_ps(x, y))) };
         }
-        if let Some(last) = &mut before {
-            divide(last);
+    }
+    before.divide_from(0, width);
+}
+
+/// Runs of exponentials that follow each other, and their sums.
+struct Exponentials<'a> {
+    runs: &'a mut [f32],
+    sums: [f32; LANES],
+}
+
+impl Exponentials<'_> {
+    /// Divides the runs from number `first` on by their sums.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
+    #[inline]
+    fn divide_from(&mut self, first: usize, width: usize) {
+        for (run, sum) in self.runs.chunks_exact_mut(width).zip(self.sums).skip(first) {
+            for at in (0..width).step_by(LANES) {
+                // SAFETY: the numbers of the mask are those of the run.
+                unsafe { divide(run.as_mut_ptr().add(at), lanes(width - at), _mm512_set1_ps(sum)) };
+            }
         }
     }
 }
 
-/// A run of exponentials, and their sum.
-struct Exponentials<'a> {
-    run: &'a mut [f32],
-    sum: f32,
+/// Replaces the numbers of a run by the exponentials of their differences to the maximum, and returns their sums per
+/// lane. Divides run number `n` of `before`, if it exists, by its sum.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
+#[inline]
+fn exponentials(run: &mut [f32], most: f32, before: &mut Exponentials<'_>, n: usize) -> __m512 {
+    let width = run.len();
+    match before.runs.get_mut(n * width..(n + 1) * width) {
+        Some(divided) => exponentials_beside::<true>(run, most, divided, before.sums[n]),
+        None => exponentials_beside::<false>(run, most, &mut [], 1.0),
+    }
 }
 
-/// Replaces the numbers of a run by the exponentials of their differences to the maximum, and returns the sum. If
-/// `DIVIDES`, divides `before`, a run of the same width, by its sum.
+/// Computes [`exponentials`]; if `DIVIDES`, divides another run of the same width by its sum.
 ///
 /// # Panics
 /// If the runs differ in width.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 #[inline]
-fn exponentials<const DIVIDES: bool>(run: &mut [f32], most: f32, before: &mut Exponentials<'_>) -> f32 {
-    assert!(!DIVIDES || before.run.len() == run.len(), "runs of different widths");
-    let (most, total) = (_mm512_set1_ps(most), _mm512_set1_ps(before.sum));
+fn exponentials_beside<const DIVIDES: bool>(run: &mut [f32], most: f32, divided: &mut [f32], sum: f32) -> __m512 {
+    assert!(!DIVIDES || divided.len() == run.len(), "runs of different widths");
+    let (most, total) = (_mm512_set1_ps(most), _mm512_set1_ps(sum));
     let mut sums = _mm512_setzero_ps();
     for first in (0..run.len()).step_by(LANES) {
         let mask = lanes(run.len() - first);
@@ -61,27 +93,22 @@ fn exponentials<const DIVIDES: bool>(run: &mut [f32], most: f32, before: &mut Ex
             _mm512_mask_storeu_ps(at, mask, made);
             sums = _mm512_mask_add_ps(sums, mask, sums, made);
             if DIVIDES {
-                let at = before.run.as_mut_ptr().add(first);
-                let shares = _mm512_div_ps(_mm512_maskz_loadu_ps(mask, at), total);
-                _mm512_mask_storeu_ps(at, mask, shares);
+                divide(divided.as_mut_ptr().add(first), mask, total);
             }
         }
     }
-    joined(sums, |x, y| _mm512_add_ps(x, y))
+    sums
 }
 
+/// Divides the numbers at `at` by `total`.
+///
+/// # Safety
+/// There are numbers at `at` for all lanes of the mask.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 #[inline]
-fn divide(last: &mut Exponentials<'_>) {
-    let total = _mm512_set1_ps(last.sum);
-    for first in (0..last.run.len()).step_by(LANES) {
-        let mask = lanes(last.run.len() - first);
-        // SAFETY: masked loads and stores touch only the numbers of the run.
-        unsafe {
-            let at = last.run.as_mut_ptr().add(first);
-            _mm512_mask_storeu_ps(at, mask, _mm512_div_ps(_mm512_maskz_loadu_ps(mask, at), total));
-        }
-    }
+unsafe fn divide(at: *mut f32, mask: __mmask16, total: __m512) {
+    // SAFETY: this function's `# Safety` condition holds.
+    unsafe { _mm512_mask_storeu_ps(at, mask, _mm512_div_ps(_mm512_maskz_loadu_ps(mask, at), total)) };
 }
 
 /// Computes `maps::exp` of numbers that are at most 0 or NaN, bit for bit.
