@@ -2,8 +2,8 @@
 
 use std::arch::x86_64::*;
 
+pub(super) use super::layer_norm::norm;
 use super::maps;
-use super::normalize::{self, Norm};
 use super::operands::{
     Binary, EQUAL_FOLDS_MAX, EqualFold, Fold, Form, Keys, LANES, Lines, MapTarget, Operand, PANEL, PairRows, Product,
     Unary, Weights,
@@ -141,29 +141,6 @@ pub(super) unsafe fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &m
         Fold::Max => folded(input, count, target, f.identity_element(), |x, y| larger(x, y)),
         Fold::Min => folded(input, count, target, f.identity_element(), |x, y| smaller(x, y)),
     }
-}
-
-/// Computes `normalize::norm`, bit for bit.
-///
-/// # Safety
-/// As [`map1`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
-pub(super) unsafe fn norm(norm: &Norm<'_>, input: &Operand<'_>, target: &mut MapTarget<'_>) {
-    let sum = |run: &[f32]| reduced(run, 0.0, |x, y| _mm512_add_ps(x, y));
-    normalize::norm(norm, input, target, sum, |run| sum_of_squares(run));
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
-#[inline]
-fn sum_of_squares(run: &[f32]) -> f32 {
-    let (mut sums, (complete, rest)) = (_mm512_setzero_ps(), run.as_chunks::<LANES>());
-    let add = |sums: __m512, x: __m512| _mm512_add_ps(sums, _mm512_mul_ps(x, x));
-    for chunk in complete {
-        // SAFETY: a chunk fills a register.
-        sums = add(sums, unsafe { _mm512_loadu_ps(chunk.as_ptr()) });
-    }
-    // Lanes beyond the last number are zeros.
-    joined(add(sums, first(rest).1), |x, y| _mm512_add_ps(x, y))
 }
 
 /// Computes `maps::beside_equal` for all reductions in registers, with shared key comparisons.

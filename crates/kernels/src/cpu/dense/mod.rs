@@ -48,6 +48,8 @@ mod avx512;
 mod avx512bf16;
 mod chain;
 mod int8;
+#[cfg(target_arch = "x86_64")]
+mod layer_norm;
 mod maps;
 mod normalize;
 mod operands;

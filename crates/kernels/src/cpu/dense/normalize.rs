@@ -197,8 +197,8 @@ mod tests {
         /// Bit for bit; widths above the number of runs distinguish the shapes of operands.
         #[test]
         fn fused_steps_equal_separate_ones(
-            runs in 2usize..8, more in 1usize..90, gap in 0usize..4, seed in 0usize..1000, masked in any::<bool>(),
-            twice in any::<bool>(), has_scale in any::<bool>(), has_bias in any::<bool>(), relu in any::<bool>(),
+            runs in 2usize..22, more in 1usize..90, gap in 0usize..4, seed in 0usize..1000, masked in any::<bool>(),
+            passes in 0usize..3, has_scale in any::<bool>(), has_bias in any::<bool>(), relu in any::<bool>(),
         ) {
             let width = runs + more;
             let mut x = numbers(runs * width, seed);
@@ -217,7 +217,7 @@ mod tests {
 
                 let x = numbers(runs * width, seed);
                 let share = 1.0 / width as f32;
-                let centre = if twice { vec![share, share] } else { vec![share] };
+                let centre = vec![share; passes];
                 let mut y = x.clone();
                 for share in &centre {
                     y = steps.two(Binary::Sub, &y, &steps.two(Binary::Mul, &steps.fold(Fold::Sum, &y), &[*share]));
