@@ -5,8 +5,11 @@ use super::ir::{GraphInput, Id, Op, Side, Value, broadcast, positions, strides};
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
 
-/// Maximum count of numbers in all values of a graph, for one row.
+/// Maximum count of numbers of a value for one row, and of all constants and indices of a graph.
 pub(super) const NUMBERS_MAX: usize = 1 << 26;
+/// Maximum count of numbers in all values of a graph, for one row. Most of them never lie in memory at the same time:
+/// buffers are reused ([`super::plan`] limits them), and attention computes tiles.
+const COMPUTED_MAX: usize = 1 << 30;
 /// Maximum multiply-adds of one matrix product of a graph.
 const FOLDED_MAX: usize = 1 << 30;
 
@@ -18,7 +21,10 @@ pub(super) struct Graph {
     pub(super) outputs: Vec<Id>,
     /// Values that cancel out, so that they need no gradient: the maximum that a softmax subtracts.
     pub(super) still: Vec<Id>,
-    numbers: usize,
+    /// Count of numbers in all values.
+    computed: usize,
+    /// Count of numbers in constants and indices.
+    stored: usize,
 }
 
 fn refused(what: impl Into<String>) -> Error {
@@ -33,11 +39,10 @@ impl Graph {
 
     /// Adds a value; the caller guarantees that the shapes of the operation fit.
     pub(super) fn add(&mut self, op: Op, shape: Vec<usize>, rows: Option<usize>) -> Result<Id> {
-        let count = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|&n| n > 0);
-        let numbers = count.and_then(|n| n.checked_add(self.numbers)).filter(|&n| n <= NUMBERS_MAX);
-        self.numbers = numbers.ok_or_else(|| {
-            refused(format!("a value of shape {shape:?}, expected 1 to {NUMBERS_MAX} numbers in all values of a graph"))
-        })?;
+        let count = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
+        let count = count
+            .filter(|n| (1..=NUMBERS_MAX).contains(n))
+            .ok_or_else(|| refused(format!("a value of shape {shape:?}, expected 1 to {NUMBERS_MAX} numbers")))?;
         if !self.fits(&op, &shape) {
             let of: Vec<&[usize]> = op.reads().into_iter().map(|read| self.shape(read)).collect();
             return Err(Error::internal(format!("operands of shapes {of:?} do not fit a result of shape {shape:?}")));
@@ -48,6 +53,19 @@ impl Graph {
         };
         let side = if rows.is_some() { Side::Pair } else { side };
         let value = Value { op, shape, side, rows };
+        self.computed += count;
+        self.stored += match &value.op {
+            _ if side == Side::Constant => count,
+            Op::Pick(_, index) | Op::Spread(_, index) => index.len(),
+            _ => 0,
+        };
+        if self.computed > COMPUTED_MAX || self.stored > NUMBERS_MAX {
+            return Err(refused(format!(
+                "{} numbers in all values of a graph, {} of them in constants and indices, expected at most \
+                 {COMPUTED_MAX} and {NUMBERS_MAX}",
+                self.computed, self.stored
+            )));
+        }
         let is_foldable = side == Side::Constant && !matches!(value.op, Op::Constant(_));
         let op = match is_foldable {
             true => Op::Constant(interpret::value(&self.values, &value).into()),

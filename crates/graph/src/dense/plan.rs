@@ -18,7 +18,7 @@ use std::sync::Arc;
 use super::attention::AttentionGroups;
 use super::chains::{ChainOf, Chains};
 use super::equal::{EqualGroup, EqualGroups};
-use super::graph::Graph;
+use super::graph::{Graph, NUMBERS_MAX};
 use super::ir::{Id, Op, Side, broadcast_strides, positions};
 use super::normalize::NormalGroups;
 use super::steps::{BufferRange, Factor, KeyedFold, Memory, Operand, Plan, Precision, Step, Work};
@@ -76,7 +76,7 @@ fn recurrent_rows(numbers: usize) -> usize {
 /// Compiles a graph to steps; if `fuses` is set, attention, softmax and layer normalization become single steps.
 ///
 /// # Errors
-/// `Unsupported` if an output is the same for all rows.
+/// `Unsupported` if an output is the same for all rows, or the buffers are too large.
 pub(super) fn plan(graph: &Graph, precision: Precision, fuses: bool) -> Result<Plan> {
     if graph.outputs.iter().any(|&output| graph.values[output].side != Side::Pair) {
         return Err(Error::unsupported("an output is the same for all rows, expected one value per row"));
@@ -135,6 +135,12 @@ pub(super) fn plan(graph: &Graph, precision: Precision, fuses: bool) -> Result<P
     }
     planner.plan.outputs = graph.outputs.iter().map(|&output| planner.place(output)).collect::<Result<_>>()?;
     let numbers = planner.plan.strides.iter().sum::<usize>() + planner.plan.given_stride;
+    let all = numbers + planner.plan.user_counts.iter().sum::<usize>();
+    if all > NUMBERS_MAX {
+        return Err(Error::unsupported(format!(
+            "{all} numbers in the buffers of a request with one row, expected at most {NUMBERS_MAX}"
+        )));
+    }
     planner.plan.block_rows = block_rows(numbers, precision);
     if planner.plan.rows.iter().any(|step| matches!(step.work, Work::Recurrent(_))) {
         planner.plan.block_rows = planner.plan.block_rows.max(recurrent_rows(numbers));

@@ -326,6 +326,49 @@ fn sums_of_large_terms_are_made_before_they_are_multiplied() {
 
 /// Of a concatenation, only values that another value selects are computed.
 #[test]
+fn only_numbers_that_lie_in_memory_are_limited() {
+    let wide = || Graph::new(vec![input(Side::Pair, 1 << 20)]);
+    // As many numbers as a text encoder of 512 tokens computes, of which two values at a time lie in memory.
+    let mut graph = wide();
+    let mut last = graph.input(0).unwrap();
+    for _ in 0..200 {
+        last = graph.unary(Unary::Neg, last).unwrap();
+    }
+    graph.outputs = vec![last];
+    plan::plan(&graph, Precision::F32, true).unwrap();
+    // Values that are all read at the end.
+    let mut graph = wide();
+    let first = graph.input(0).unwrap();
+    let each: Vec<Id> = (0..70)
+        .map(|n| {
+            let number = graph.number(vec![1, 1], vec![n as f32]).unwrap();
+            graph.binary(Binary::Add, first, number).unwrap()
+        })
+        .collect();
+    let mut sum = first;
+    for &one in each.iter().rev() {
+        sum = graph.binary(Binary::Max, sum, one).unwrap();
+    }
+    graph.outputs = vec![sum];
+    let error = plan::plan(&graph, Precision::F32, true).unwrap_err().to_string();
+    assert!(error.contains("numbers in the buffers of a request"), "{error}");
+    // Indices, and one value.
+    let mut graph = wide();
+    let first = graph.input(0).unwrap();
+    let mut picked = |n: u32| {
+        graph.pick(first, (n..n + (1 << 20)).rev().map(|n| n % (1 << 20)).collect(), vec![1, 1 << 20], Some(0))
+    };
+    let error = (0..70).find_map(|n| picked(n).err()).unwrap().to_string();
+    assert!(error.contains("in constants and indices"), "{error}");
+    let mut graph = wide();
+    let first = graph.input(0).unwrap();
+    let column = graph.reshape(first, vec![1, 1 << 20, 1], Some(0)).unwrap();
+    let matrix = graph.number(vec![1, 1, 100], vec![1.0; 100]).unwrap();
+    let error = graph.matmul(column, matrix).unwrap_err().to_string();
+    assert!(error.contains("expected 1 to 67108864 numbers"), "{error}");
+}
+
+#[test]
 fn unselected_values_are_not_computed() {
     let mut graph = Graph::new((0..3).map(|_| input(Side::Pair, 2)).collect());
     let given: Vec<Id> = (0..3).map(|n| graph.input(n).unwrap()).collect();
