@@ -10,7 +10,7 @@
 //!
 //! Collapsing changes the order of sums, which costs one or two roundings. A sum whose terms may be large and cancel is
 //! computed before a multiplication ([`Rewriter::is_summed_first`]): a difference of times or of flags must not become
-//! a difference of products.
+//! a difference of products. A value minus its own mean is computed as the file defines it ([`centring`]).
 
 use std::collections::HashMap;
 
@@ -22,6 +22,15 @@ use sterling_kernels::cpu::dense::{Binary, Fold, PARTS_MAX, Unary};
 /// Constants of at least this magnitude are added in the order of the graph, and sums are computed before a product
 /// with them.
 const FAR: f32 = 1024.0;
+
+/// A constant of at least this magnitude, or with such a product, is added to a value before the value is multiplied:
+/// a value near it may cancel it. Biases of trained layers are smaller.
+const OFFSET: f32 = 64.0;
+
+/// Magnitude of factors that depend on the user.
+const UNKNOWN: f32 = 1.0;
+/// Factor of values that are only added: constants among them are added once, without rounding errors per row.
+const SUMMED: f32 = 0.0;
 
 /// Minimum number of columns of a matrix from which adding the summands of the left factor is cheaper than multiplying
 /// each summand.
@@ -58,13 +67,10 @@ pub(super) fn collapse(graph: &Graph, is_eager: bool) -> Result<Graph> {
             is_truncated[of] = true;
         }
     }
-    let mut is_centred = vec![false; count];
+    let mut is_as_written = vec![false; count];
     for id in 0..count {
-        if let Some(less) = centring(graph, id)
-            && centring(graph, less).is_some()
-        {
-            is_centred[id] = true;
-            is_centred[less] = true;
+        for kept in centring(graph, id).unwrap_or_default() {
+            is_as_written[kept] = true;
         }
     }
     let mut rewriter = Rewriter {
@@ -73,7 +79,7 @@ pub(super) fn collapse(graph: &Graph, is_eager: bool) -> Result<Graph> {
         made: vec![None; count],
         affine: vec![None; count],
         is_truncated,
-        is_centred,
+        is_as_written,
         inputs: HashMap::new(),
         is_eager,
     };
@@ -84,19 +90,30 @@ pub(super) fn collapse(graph: &Graph, is_eager: bool) -> Result<Graph> {
     Ok(rewriter.to)
 }
 
-/// If `id` subtracts the mean of a value from that value, returns the value, with views resolved.
-fn centring(graph: &Graph, id: Id) -> Option<Id> {
+/// Returns the operations between a value and `id` if `id` adds a multiple of the sum of the value's numbers to the value:
+/// the value minus its mean, in either order.
+fn centring(graph: &Graph, id: Id) -> Option<Vec<Id>> {
     let root = |mut id: Id| {
         while let Op::Reshape(of) = graph.values[id].op {
             id = of;
         }
         id
     };
-    let Op::Binary(Binary::Sub, a, mean) = graph.values[id].op else { return None };
-    let Op::Binary(Binary::Mul, sum, share) = graph.values[root(mean)].op else { return None };
-    let Op::Fold(Fold::Sum, summed) = graph.values[root(sum)].op else { return None };
-    let is_share = graph.constant(share).is_some_and(|share| share.len() == 1);
-    (is_share && root(summed) == root(a)).then(|| root(a))
+    let is_shared = |id: Id| graph.values[id].side != Side::Pair;
+    let Op::Binary(Binary::Add | Binary::Sub, a, b) = graph.values[id].op else { return None };
+    [(a, b), (b, a)].into_iter().find_map(|(of, mut at)| {
+        let mut kept = vec![id];
+        loop {
+            kept.push(at);
+            at = match graph.values[at].op {
+                Op::Fold(Fold::Sum, summed) => return (root(summed) == root(of)).then_some(kept),
+                Op::Reshape(of) | Op::Unary(Unary::Neg, of) => of,
+                Op::Binary(Binary::Mul | Binary::Div, of, by) if is_shared(by) => of,
+                Op::Binary(Binary::Mul, by, of) if is_shared(by) => of,
+                _ => return None,
+            };
+        }
+    })
 }
 
 struct Rewriter<'a> {
@@ -108,9 +125,9 @@ struct Rewriter<'a> {
     /// Old values that are truncated to integers. Quotients of integers are not rewritten: in f32, `41 * (1 / 41)` is
     /// below 1.
     is_truncated: Vec<bool>,
-    /// Old values whose mean is subtracted twice, to correct the rounding error of the first subtraction. Rewritten as
-    /// products, they would have the rounding error of the larger numbers before the subtraction.
-    is_centred: Vec<bool>,
+    /// Old values between a value and the same value minus its mean. The mean cancels an offset that all numbers share.
+    /// Rewritten as products, the difference would have the rounding error of the offset.
+    is_as_written: Vec<bool>,
     /// For each vector of a linear combination that is an input of the graph, the index of this input.
     inputs: HashMap<Id, usize>,
     is_eager: bool,
@@ -135,7 +152,7 @@ impl Rewriter<'_> {
     /// is computed first.
     fn is_far(&self, affine: &Affine) -> bool {
         let numbers = affine.bias.filter(|_| !affine.parts.is_empty()).and_then(|bias| self.to.constant(bias));
-        numbers.is_some_and(has_large_magnitude)
+        numbers.is_some_and(|numbers| largest_magnitude(numbers) >= FAR)
     }
 
     /// Returns the value of the new graph that equals an old value, in the old shape.
@@ -144,8 +161,14 @@ impl Rewriter<'_> {
             return Ok(made);
         }
         let Value { op, shape, rows, .. } = self.from.values[id].clone();
-        let made = match self.affine[id].clone() {
-            Some(affine) => {
+        let made = match (self.affine[id].clone(), &op) {
+            // A view is computed once with the value of which it is a view.
+            (Some(_), &Op::Reshape(of)) if self.affine[of].is_some() => {
+                let made = self.make(of)?;
+                self.affine[id] = self.affine[of].clone();
+                self.to.reshape(made, shape, rows)?
+            }
+            (Some(affine), _) => {
                 let flat = self.materialise(&affine)?;
                 // A vector that is equal in all rows is not multiplied by matrices later, as that would happen per row.
                 if !affine.parts.is_empty() {
@@ -153,7 +176,7 @@ impl Rewriter<'_> {
                 }
                 self.to.reshape(flat, shape, rows)?
             }
-            None => {
+            (None, op) => {
                 let op = op.over(&mut |read| self.make(read))?;
                 self.to.add(op, shape, rows)?
             }
@@ -167,6 +190,7 @@ impl Rewriter<'_> {
         let value = self.from.values[id].clone();
         let width = value.count();
         match value.op {
+            _ if self.is_as_written[id] => Ok(None),
             Op::Inputs(first) => {
                 let input = self.to.input(first)?;
                 let basis = self.to.reshape(input, vec![1, width], Some(0))?;
@@ -178,16 +202,15 @@ impl Rewriter<'_> {
                 let minus = self.to.number(vec![1], vec![-1.0])?;
                 self.scale(affine, minus, width).map(Some)
             }
-            Op::Binary(Binary::Sub, ..) if self.is_centred[id] => Ok(None),
             Op::Binary(f @ (Binary::Add | Binary::Sub), a, b) => {
                 let (Some(_), Some(mut right)) = (self.operand(a)?, self.operand(b)?) else { return Ok(None) };
                 // Creating the second operand may have created the first operand too: `x - max(x)` computes `x` first.
                 let Some(mut left) = self.operand(a)? else { return Ok(None) };
                 if left.width != width {
-                    left = self.summed_first(a, left, false)?;
+                    left = self.summed_first(a, left, SUMMED)?;
                 }
                 if right.width != width {
-                    right = self.summed_first(b, right, false)?;
+                    right = self.summed_first(b, right, SUMMED)?;
                 }
                 if f == Binary::Sub {
                     let minus = self.to.number(vec![1], vec![-1.0])?;
@@ -206,7 +229,7 @@ impl Rewriter<'_> {
             Op::MatMul(a, b) => self.product(a, b, width),
             Op::Fold(Fold::Sum, a) if self.from.values[a].is_vector() => {
                 let Some(affine) = self.affine[a].clone() else { return Ok(None) };
-                let affine = self.summed_first(a, affine, false)?;
+                let affine = self.summed_first(a, affine, SUMMED)?;
                 self.fold(&affine).map(Some)
             }
             Op::Reshape(a) => Ok(self.affine[a].clone()),
@@ -260,36 +283,45 @@ impl Rewriter<'_> {
             return Ok(None);
         }
         let Some(affine) = self.operand(a)? else { return Ok(None) };
-        let is_large = !inverse && self.from.constant(shared).is_some_and(has_large_magnitude);
-        let mut affine = self.summed_first(a, affine, is_large)?;
+        if inverse && self.is_computed_number(&affine) {
+            return Ok(None);
+        }
+        let factor = self.from.constant(shared).map_or(UNKNOWN, largest_magnitude);
+        let factor = if inverse { factor.recip() } else { factor };
+        let mut affine = self.summed_first(a, affine, factor)?;
         let has_full = affine.parts.iter().any(|(_, m)| matches!(m, Matrix::Full(_)));
         if !self.is_eager && has_full && other.side != Side::Constant {
             affine = self.settled(a, &affine)?;
         }
         let made = self.make(shared)?;
         let count = self.from.values[shared].count();
-        let mut factor = self.to.reshape(made, vec![count], None)?;
-        if inverse {
-            factor = self.to.unary(Unary::Reciprocal, factor)?;
-        }
-        self.scale(affine, factor, width).map(Some)
+        let factor = self.to.reshape(made, vec![count], None)?;
+        if inverse { self.divide(affine, factor, width) } else { self.scale(affine, factor, width) }.map(Some)
     }
 
     /// Returns whether a sum must be computed before it is multiplied or summed further, because its terms may be so
-    /// large that their difference would be rounded away. This is the case if the factor is large (`is_large`, from
-    /// [`FAR`] on), if several values are added element-wise, or if a single number of the row (a column, not an
-    /// embedding) is added to a number of the user.
-    fn is_summed_first(&self, affine: &Affine, is_large: bool) -> bool {
+    /// large that their difference would be rounded away. This is the case if:
+    ///
+    /// - the factor is large: `factor` is the largest magnitude of constant factors, [`UNKNOWN`] or [`SUMMED`];
+    /// - several values are added element-wise, or a value and numbers that are computed from it;
+    /// - a large constant is added element-wise, and the value is multiplied;
+    /// - a single number of the row (a column, not an embedding) is added to a number of the user.
+    fn is_summed_first(&self, affine: &Affine, factor: f32) -> bool {
         if affine.parts.len() + usize::from(affine.bias.is_some()) < 2 {
             return false;
         }
-        if is_large {
+        if factor >= FAR {
             return true;
         }
-        let mut added = affine.parts.iter().filter(|(_, m)| !matches!(m, Matrix::Full(_)));
-        let Some((x, _)) = added.next() else { return false };
+        let (products, added): (Vec<_>, Vec<_>) = affine.parts.iter().partition(|(_, m)| matches!(m, Matrix::Full(_)));
+        let Some(&&(x, _)) = added.first() else { return false };
+        let is_one = |&&(y, _): &&(Id, Matrix)| y == x || self.to.values[y].count() == 1;
+        let offset = affine.bias.and_then(|bias| self.to.constant(bias)).map_or(0.0, largest_magnitude);
         let is_of_user = affine.bias.is_some_and(|bias| !self.is_constant(bias));
-        added.next().is_some() || (is_of_user && (affine.width == 1 || self.is_made_of_numbers(*x)))
+        added.len() > 1
+            || products.iter().any(is_one)
+            || (factor > SUMMED && offset * factor.max(1.0) >= OFFSET)
+            || (is_of_user && (affine.width == 1 || self.is_made_of_numbers(x)))
     }
 
     /// Returns whether a basis is a concatenation of single numbers of the row.
@@ -302,8 +334,21 @@ impl Rewriter<'_> {
         }
     }
 
-    fn summed_first(&mut self, id: Id, affine: Affine, is_large: bool) -> Result<Affine> {
-        if self.is_summed_first(&affine, is_large) { self.settled(id, &affine) } else { Ok(affine) }
+    /// Returns whether a value is a single number that was computed, such as a sum of which a mean is made. Its quotient
+    /// is computed as written, so that the mean of equal numbers is that number.
+    fn is_computed_number(&self, affine: &Affine) -> bool {
+        let mut at = match affine.parts[..] {
+            [(x, Matrix::Identity)] if affine.width == 1 && affine.bias.is_none() => x,
+            _ => return false,
+        };
+        while let Op::Reshape(of) = self.to.values[at].op {
+            at = of;
+        }
+        !matches!(self.to.values[at].op, Op::Inputs(_))
+    }
+
+    fn summed_first(&mut self, id: Id, affine: Affine, factor: f32) -> Result<Affine> {
+        if self.is_summed_first(&affine, factor) { self.settled(id, &affine) } else { Ok(affine) }
     }
 
     fn is_constant(&self, id: Id) -> bool {
@@ -333,6 +378,29 @@ impl Rewriter<'_> {
             ));
         }
         let bias = affine.bias.map(|bias| self.to.binary(Binary::Mul, bias, factor)).transpose()?;
+        Ok(Affine { width, parts, bias })
+    }
+
+    /// Divides an affine value by a constant vector `[width]` or `[1]`. Constants are divided, not multiplied by a
+    /// rounded reciprocal: the mean of equal constants must be that constant, to cancel it.
+    fn divide(&mut self, affine: Affine, divisor: Id, width: usize) -> Result<Affine> {
+        let affine = self.widen(affine, width)?;
+        let divisor = self.broadcast_vector(divisor, width)?;
+        let inverse = self.to.unary(Unary::Reciprocal, divisor)?;
+        let mut parts = Vec::new();
+        for (x, matrix) in affine.parts {
+            let mut quotient = |m: Id| match self.is_constant(m) {
+                true => self.to.binary(Binary::Div, m, divisor),
+                false => self.to.binary(Binary::Mul, m, inverse),
+            };
+            let quotient = match matrix {
+                Matrix::Identity => Matrix::Diagonal(inverse),
+                Matrix::Diagonal(d) => Matrix::Diagonal(quotient(d)?),
+                Matrix::Full(m) => Matrix::Full(quotient(m)?),
+            };
+            parts.push((x, quotient));
+        }
+        let bias = affine.bias.map(|bias| self.to.binary(Binary::Div, bias, divisor)).transpose()?;
         Ok(Affine { width, parts, bias })
     }
 
@@ -432,8 +500,8 @@ impl Rewriter<'_> {
             Some(affine) => affine,
             None => self.basis(a)?,
         };
-        let is_large = self.to.constant(matrix).is_some_and(has_large_magnitude);
-        let is_worth = self.is_cheaper_on_matrices(&affine, matrix, width) && !self.is_summed_first(&affine, is_large);
+        let factor = self.to.constant(matrix).map_or(UNKNOWN, largest_magnitude);
+        let is_worth = self.is_cheaper_on_matrices(&affine, matrix, width) && !self.is_summed_first(&affine, factor);
         let affine = if is_worth { affine } else { self.settled(a, &affine)? };
         self.multiplied(affine, matrix, width)
     }
@@ -567,8 +635,8 @@ impl Rewriter<'_> {
     }
 }
 
-fn has_large_magnitude(numbers: &[f32]) -> bool {
-    numbers.iter().any(|x| x.abs() >= FAR)
+fn largest_magnitude(numbers: &[f32]) -> f32 {
+    numbers.iter().fold(0.0, |most, x| most.max(x.abs()))
 }
 
 fn identity(basis: Id, width: usize) -> Affine {

@@ -236,7 +236,7 @@ impl<'a> Run<'a> {
                 let norm = Norm {
                     width: work.width,
                     centre: &work.centre,
-                    share: work.share,
+                    count: work.count,
                     epsilon: work.epsilon,
                     scale: constant(work.scale),
                     bias: constant(work.bias),

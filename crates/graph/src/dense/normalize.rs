@@ -16,11 +16,11 @@ const NUMBERS_MIN: usize = 64;
 #[derive(Clone, Debug)]
 pub(super) enum Normal {
     Softmax,
-    /// Layer normalization: per subtracted mean, the factor that makes it from the sum; the factor that makes the mean
-    /// square; the number added to the mean square; and the constants that scale the result and are added to it.
+    /// Layer normalization: per subtracted mean, the divisor that makes it from the sum; the divisor that makes the
+    /// mean square; the number added to the mean square; and the constants that scale the result and are added to it.
     Layer {
         centre: Vec<f32>,
-        share: f32,
+        count: f32,
         epsilon: f32,
         scale: Option<Id>,
         bias: Option<Id>,
@@ -82,10 +82,10 @@ impl NormalGroup {
         let (a, runs) = (place(x)?, graph.values[made].count() / width);
         Ok(match &self.normal {
             Normal::Softmax => Work::Softmax { a, runs, width },
-            Normal::Layer { centre, share, epsilon, scale, bias, relu } => {
+            Normal::Layer { centre, count, epsilon, scale, bias, relu } => {
                 let (scale, bias) = (scale.map(&mut place).transpose()?, bias.map(&mut place).transpose()?);
-                let (centre, share, epsilon, relu) = (centre.clone(), *share, *epsilon, *relu);
-                Work::Normalize(Box::new(NormalizeWork { a, runs, width, centre, share, epsilon, scale, bias, relu }))
+                let (centre, count, epsilon, relu) = (centre.clone(), *count, *epsilon, *relu);
+                Work::Normalize(Box::new(NormalizeWork { a, runs, width, centre, count, epsilon, scale, bias, relu }))
             }
         })
     }
@@ -130,18 +130,26 @@ impl<R: Fn(Id) -> Id> Finder<'_, R> {
         }
     }
 
-    /// Returns `a` and the factor if `id` is `Fold(Sum, a) * factor`, and only one value reads `id`.
+    /// Returns `a` and the divisor if `id` is `Fold(Sum, a) / divisor`, and only one value reads `id`. A factor is such a
+    /// divisor if its reciprocal is exact.
     fn mean(&self, id: Id, of: Id) -> Option<(Id, f32)> {
-        let Op::Binary(Binary::Mul, sum, share) = *self.op(id) else { return None };
+        let (sum, count) = match *self.op(id) {
+            Op::Binary(Binary::Div, sum, count) => (sum, self.single(count)?),
+            Op::Binary(Binary::Mul, sum, share) => {
+                let share = self.single(share)?;
+                (sum, Some(share.recip()).filter(|count| count * share == 1.0 && is_power_of_two(*count))?)
+            }
+            _ => return None,
+        };
         let a = self.folded(Fold::Sum, sum, of)?;
-        self.is_read_by(id, 1).then_some((a, self.single(share)?))
+        self.is_read_by(id, 1).then_some((a, count))
     }
 
-    /// Returns `a` and the factor of the mean if `id` is `a - mean(a)`.
+    /// Returns `a` and the divisor of the mean if `id` is `a - mean(a)`.
     fn centred(&self, id: Id) -> Option<(Id, f32)> {
         let Op::Binary(Binary::Sub, a, mean) = *self.op(id) else { return None };
-        let (of, share) = self.mean(mean, a)?;
-        (self.is(of, a) && self.is_per_run(mean, a) && self.has_shape_of(id, a)).then_some((a, share))
+        let (of, count) = self.mean(mean, a)?;
+        (self.is(of, a) && self.is_per_run(mean, a) && self.has_shape_of(id, a)).then_some((a, count))
     }
 
     fn has_shape_of(&self, id: Id, of: Id) -> bool {
@@ -178,7 +186,7 @@ impl<R: Fn(Id) -> Id> Finder<'_, R> {
         let Op::Binary(Binary::Div, y, deviation) = self.graph.values[id].op else { return None };
         let Op::Unary(Unary::Sqrt, shifted) = *self.op(deviation) else { return None };
         let Op::Binary(Binary::Add, square, epsilon) = *self.op(shifted) else { return None };
-        let (squares, share) = self.mean(square, y)?;
+        let (squares, count) = self.mean(square, y)?;
         let Op::Binary(Binary::Mul, a, b) = *self.op(squares) else { return None };
         let is_normal = self.is(a, y)
             && self.is(b, y)
@@ -191,12 +199,12 @@ impl<R: Fn(Id) -> Id> Finder<'_, R> {
         // The centred value is read twice by its square and once by the quotient.
         let (mut x, first) = self.centred(y).filter(|_| is_normal && self.is_read_by(y, 3))?;
         let mut centre = vec![first];
-        if let Some((before, share)) = self.centred(x).filter(|_| self.is_read_by(x, 2)) {
-            centre.insert(0, share);
+        if let Some((before, count)) = self.centred(x).filter(|_| self.is_read_by(x, 2)) {
+            centre.insert(0, count);
             x = before;
         }
         let epsilon = self.single(epsilon)?;
-        self.group(id, x, Normal::Layer { centre, share, epsilon, scale: None, bias: None, relu: false })
+        self.group(id, x, Normal::Layer { centre, count, epsilon, scale: None, bias: None, relu: false })
     }
 
     /// Adds a scale, a bias or a `Relu` that follows a fused normalization to its step.
@@ -225,4 +233,8 @@ impl<R: Fn(Id) -> Id> Finder<'_, R> {
         }
         group.made = id;
     }
+}
+
+fn is_power_of_two(x: f32) -> bool {
+    x.is_normal() && x.to_bits().trailing_zeros() >= f32::MANTISSA_DIGITS - 1
 }

@@ -200,8 +200,10 @@ pub(super) struct NormalizeWork {
     pub(super) a: BufferRange,
     pub(super) runs: usize,
     pub(super) width: usize,
+    /// Divisor of each subtracted mean.
     pub(super) centre: Vec<f32>,
-    pub(super) share: f32,
+    /// Divisor of the mean square.
+    pub(super) count: f32,
     pub(super) epsilon: f32,
     pub(super) scale: Option<BufferRange>,
     pub(super) bias: Option<BufferRange>,

@@ -14,6 +14,7 @@ use rten_onnx::onnx::{
 };
 
 mod exported;
+mod offsets;
 
 use std::path::Path;
 

@@ -132,8 +132,7 @@ impl Importer {
             "Mean" => {
                 let others = (1..node.input.len()).map(|n| self.number(node, n)).collect::<Result<Vec<_>>>()?;
                 let sum = others.into_iter().try_fold(a, |a, b| self.binary(Binary::Add, a, b))?;
-                let share = self.scalar(1.0 / node.input.len() as f32)?;
-                self.graph.binary(Binary::Mul, sum, share)
+                self.per_count(sum, vec![], vec![node.input.len()])
             }
             "IsInf" => self.is_infinite(attributes, a),
             "Pow" => {

@@ -15,6 +15,9 @@ struct Shifted {
     log: Id,
 }
 
+/// Largest mean of a batch normalization, in standard deviations, that is multiplied before it is subtracted.
+const DEVIATIONS: f32 = 16.0;
+
 impl Importer {
     pub(super) fn norm(
         &mut self,
@@ -73,8 +76,16 @@ impl Importer {
     pub(super) fn mean(&mut self, a: Id, axes: &[usize]) -> Result<Id> {
         let count: usize = axes.iter().map(|&axis| self.graph.shape(a)[axis]).product();
         let sum = self.graph.fold(Fold::Sum, a, axes)?;
-        let share = self.scalar(1.0 / count as f32)?;
-        self.graph.binary(Binary::Mul, sum, share)
+        self.per_count(sum, vec![], vec![count])
+    }
+
+    /// Divides sums by counts of this shape. Reciprocals are factors only if they are exact: the mean of equal numbers
+    /// must be that number, so that a difference from the mean is 0.
+    pub(super) fn per_count(&mut self, sums: Id, shape: Vec<usize>, counts: Vec<usize>) -> Result<Id> {
+        let is_exact = counts.iter().all(|count| count.is_power_of_two());
+        let by = |count: usize| if is_exact { 1.0 / count as f32 } else { count as f32 };
+        let by = self.graph.number(shape, counts.into_iter().map(by).collect())?;
+        self.graph.binary(if is_exact { Binary::Mul } else { Binary::Div }, sums, by)
     }
 
     fn layer_norm(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>) -> Result<Id> {
@@ -161,7 +172,8 @@ impl Importer {
         self.graph.reshape(made, shape, rows)
     }
 
-    /// Returns `a scale / √(variance + epsilon)` plus an offset, with the running statistics of training.
+    /// Returns `(a - mean) scale / √(variance + epsilon) + bias`, with the running statistics of training. If the means
+    /// are constant and within [`DEVIATIONS`], they are multiplied by the factor and added to the bias once.
     fn batch_norm(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>) -> Result<Id> {
         attributes.float("momentum", 0.9);
         if attributes.integer("training_mode", 0) != 0 {
@@ -181,6 +193,15 @@ impl Importer {
         let shifted = self.graph.binary(Binary::Add, variance, epsilon)?;
         let deviation = self.graph.unary(Unary::Sqrt, shifted)?;
         let factor = self.graph.binary(Binary::Div, scale, deviation)?;
+        let numbers = [mean, deviation].map(|id| self.graph.constant(id));
+        let is_near = matches!(numbers, [Some(means), Some(deviations)]
+            if means.iter().zip(deviations).all(|(mean, deviation)| mean.abs() <= DEVIATIONS * deviation));
+        if !is_near {
+            let [mean, factor, bias] = [mean, factor, bias].map(|id| self.graph.reshape(id, channels.clone(), None));
+            let less = self.graph.binary(Binary::Sub, a, mean?)?;
+            let scaled = self.graph.binary(Binary::Mul, less, factor?)?;
+            return self.graph.binary(Binary::Add, scaled, bias?);
+        }
         let back = self.graph.binary(Binary::Mul, mean, factor)?;
         let offset = self.graph.binary(Binary::Sub, bias, back)?;
         let factor = self.graph.reshape(factor, channels.clone(), None)?;

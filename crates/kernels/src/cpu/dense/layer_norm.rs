@@ -57,9 +57,9 @@ impl Groups {
                 };
             }
         }
-        for (pass, &share) in norm.centre.iter().enumerate() {
+        for (pass, &count) in norm.centre.iter().enumerate() {
             let total = joined_each(sums, |x, y| _mm512_add_ps(x, y));
-            let means = stored(_mm512_mul_ps(total, _mm512_set1_ps(share)));
+            let means = stored(_mm512_div_ps(total, _mm512_set1_ps(count)));
             for (n, sums) in sums.iter_mut().enumerate().take(self.count) {
                 let from = if pass == 0 { self.from[n] } else { self.to[n] };
                 // SAFETY: this function's condition.
@@ -72,7 +72,7 @@ impl Groups {
             }
         }
         let squares = joined_each(sums, |x, y| _mm512_add_ps(x, y));
-        let mean = _mm512_add_ps(_mm512_mul_ps(squares, _mm512_set1_ps(norm.share)), _mm512_set1_ps(norm.epsilon));
+        let mean = _mm512_add_ps(_mm512_div_ps(squares, _mm512_set1_ps(norm.count)), _mm512_set1_ps(norm.epsilon));
         let deviations = stored(_mm512_sqrt_ps(mean));
         for (&to, &deviation) in self.to.iter().zip(&deviations).take(self.count) {
             // SAFETY: this function's condition.

@@ -9,11 +9,12 @@ use super::operands::{Fold, LANES, MapTarget, Operand};
 pub struct Norm<'a> {
     /// Numbers that are normalized together.
     pub width: usize,
-    /// One factor per pass that centres the numbers: a pass subtracts their sum times the factor, which is their mean.
-    /// A second pass removes the rounding error of the first mean.
+    /// One divisor per pass that centres the numbers: a pass subtracts their sum divided by it, which is their mean. A
+    /// second pass removes the rounding error of the first mean. A product with the rounded reciprocal would not be the
+    /// mean of equal numbers.
     pub centre: &'a [f32],
-    /// Factor that turns the sum of squares into a mean.
-    pub share: f32,
+    /// Divisor that turns the sum of squares into a mean.
+    pub count: f32,
     /// Number added to the mean square.
     pub epsilon: f32,
     /// Factors of the results, `[width]`, or empty.
@@ -103,11 +104,11 @@ pub(super) fn norm(
             let from = &input.numbers[r * input.row + o * input.outer..][..width];
             let out = &mut target.numbers[r * target.stride + o * width..][..width];
             out.copy_from_slice(from);
-            for share in norm.centre {
-                let mean = sum(out) * share;
+            for count in norm.centre {
+                let mean = sum(out) / count;
                 out.iter_mut().for_each(|x| *x -= mean);
             }
-            let deviation = (sum_of_squares(out) * norm.share + norm.epsilon).sqrt();
+            let deviation = (sum_of_squares(out) / norm.count + norm.epsilon).sqrt();
             match (norm.scale.is_empty(), norm.bias.is_empty()) {
                 (false, false) => {
                     let both = norm.scale[..width].iter().zip(&norm.bias[..width]);
@@ -216,13 +217,13 @@ mod tests {
                 prop_assert_eq!(bits(&made), bits(&want), "softmax by {}", kernels.name());
 
                 let x = numbers(runs * width, seed);
-                let share = 1.0 / width as f32;
-                let centre = vec![share; passes];
+                let count = width as f32;
+                let centre = vec![count; passes];
                 let mut y = x.clone();
-                for share in &centre {
-                    y = steps.two(Binary::Sub, &y, &steps.two(Binary::Mul, &steps.fold(Fold::Sum, &y), &[*share]));
+                for count in &centre {
+                    y = steps.two(Binary::Sub, &y, &steps.two(Binary::Div, &steps.fold(Fold::Sum, &y), &[*count]));
                 }
-                let square = steps.two(Binary::Mul, &steps.fold(Fold::Sum, &steps.two(Binary::Mul, &y, &y)), &[share]);
+                let square = steps.two(Binary::Div, &steps.fold(Fold::Sum, &steps.two(Binary::Mul, &y, &y)), &[count]);
                 let deviation = steps.one(Unary::Sqrt, &steps.two(Binary::Add, &square, &[1e-5]));
                 let mut want = steps.two(Binary::Div, &y, &deviation);
                 let (scale, bias) = (numbers(width, 3), numbers(width, 5));
@@ -236,7 +237,7 @@ mod tests {
                     want = steps.one(Unary::Relu, &want);
                 }
                 let norm = Norm {
-                    width, centre: &centre, share, epsilon: 1e-5, relu,
+                    width, centre: &centre, count, epsilon: 1e-5, relu,
                     scale: if has_scale { &scale } else { &[] },
                     bias: if has_bias { &bias } else { &[] },
                 };
