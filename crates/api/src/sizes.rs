@@ -180,6 +180,15 @@ mod tests {
         used.bytes_max as usize
     }
 
+    #[test]
+    fn a_list_as_arrow_takes_no_more_than_its_rows() {
+        let columns = columns(&[1]);
+        let entries = || [2047, 2047, 2].map(|k| Entry::items(answer(k), ["task"], &columns, &[]).unwrap()).to_vec();
+        let widths = Widths::of(&(&columns).into(), &[], 1).unwrap();
+        let stream = ArrowReply::new(Reply::many(served(), entries()), "id", &memory()).unwrap();
+        assert!(taken(stream.map(Result::unwrap)) <= widths.as_arrow(4096) + BATCH_COPIES * METADATA_BYTES);
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
 

@@ -29,7 +29,7 @@ pub(crate) const BATCH_BYTES: usize = 256 << 10;
 const VALUE_BYTES: usize = 8;
 /// Maximum number of simultaneous copies of a record batch: its arrays, and the chunks that are written and sent.
 pub(crate) const BATCH_COPIES: usize = 3;
-/// Maximum bytes of a record batch's header per column.
+/// Maximum bytes of a record batch's header per column, and without its columns.
 const HEADER_BYTES: usize = 256;
 
 /// Media type of an Arrow stream.
@@ -226,16 +226,21 @@ fn data_type(kind: CellKind) -> DataType {
 
 fn batch(parts: &[Part<'_>], schema: SchemaRef, columns: &[(String, CellKind)], is_list: bool) -> Result<RecordBatch> {
     let count = parts.iter().map(|part| part.rows.len()).sum();
+    // Arrays are allocated once, without spare capacity.
     let numbers = |of: &dyn Fn(&Part<'_>) -> Vec<f32>| -> ArrayRef {
-        Arc::new(Float32Array::from_iter_values(parts.iter().flat_map(of)))
+        let mut all = Vec::with_capacity(count);
+        parts.iter().for_each(|part| all.extend(of(part)));
+        Arc::new(Float32Array::from(all))
     };
     let mut arrays: Vec<ArrayRef> = Vec::with_capacity(schema.fields().len());
     if is_list {
-        let requests = parts.iter().flat_map(|part| std::iter::repeat_n(part.request, part.rows.len()));
-        arrays.push(Arc::new(UInt32Array::from_iter_values(requests)));
+        let mut requests = Vec::with_capacity(count);
+        parts.iter().for_each(|part| requests.extend(std::iter::repeat_n(part.request, part.rows.len())));
+        arrays.push(Arc::new(UInt32Array::from(requests)));
     }
-    let ids = parts.iter().flat_map(|part| &part.items.ranked.ids[part.rows.clone()]).map(|id| id.0);
-    arrays.push(Arc::new(Int64Array::from_iter_values(ids)));
+    let mut ids = Vec::with_capacity(count);
+    parts.iter().for_each(|part| ids.extend(part.items.ranked.ids[part.rows.clone()].iter().map(|id| id.0)));
+    arrays.push(Arc::new(Int64Array::from(ids)));
     arrays.push(numbers(&|part| part.items.ranked.scores[part.rows.clone()].to_vec()));
     arrays.push(numbers(&|part| part.items.ranked.similarities[part.rows.clone()].to_vec()));
     let tasks = schema.fields().len() - arrays.len() - columns.len();
@@ -280,11 +285,11 @@ fn array<'a>(kind: CellKind, count: usize, cells: impl Iterator<Item = Cell<'a>>
             Arc::new(values.finish())
         }
         CellKind::Text => {
-            let (_, bytes) = texts_in(cells.clone());
+            let (_, bytes) = texts_in(cells.clone())?;
             let mut values = StringBuilder::with_capacity(count, bytes);
             for cell in cells {
                 match cell {
-                    Cell::Text(text) => append(&mut values, text)?,
+                    Cell::Text(text) => values.append_value(text),
                     _ => values.append_null(),
                 }
             }
@@ -308,13 +313,13 @@ fn array<'a>(kind: CellKind, count: usize, cells: impl Iterator<Item = Cell<'a>>
             Arc::new(lists.finish())
         }
         CellKind::Texts => {
-            let (texts, bytes) = texts_in(cells.clone());
+            let (texts, bytes) = texts_in(cells.clone())?;
             let mut lists = ListBuilder::with_capacity(StringBuilder::with_capacity(texts, bytes), count);
             for cell in cells {
                 match &cell {
-                    Cell::Text(text) => append(lists.values(), text)?,
+                    Cell::Text(text) => lists.values().append_value(text),
                     Cell::Texts(many) => {
-                        many.iter().try_for_each(|text| append(lists.values(), text))?;
+                        many.iter().for_each(|text| lists.values().append_value(text));
                     }
                     _ => {}
                 }
@@ -326,24 +331,22 @@ fn array<'a>(kind: CellKind, count: usize, cells: impl Iterator<Item = Cell<'a>>
 }
 
 /// Returns the number of texts in cells and the sum of their lengths.
-fn texts_in<'a>(cells: impl Iterator<Item = Cell<'a>>) -> (usize, usize) {
-    cells.fold((0, 0), |(count, bytes), cell| match cell {
+///
+/// # Errors
+/// `TooCostly` if the 31-bit offsets of Arrow cannot address them.
+fn texts_in<'a>(cells: impl Iterator<Item = Cell<'a>>) -> Result<(usize, usize)> {
+    let (texts, bytes) = cells.fold((0, 0), |(count, bytes), cell| match cell {
         Cell::Text(text) => (count + 1, bytes + text.len()),
         Cell::Texts(many) => (count + many.len(), bytes + many.iter().map(|text| text.len()).sum::<usize>()),
         _ => (count, bytes),
-    })
-}
-
-/// Appends a text if the 31-bit offsets of Arrow can address it.
-fn append(texts: &mut StringBuilder, text: &str) -> Result<()> {
-    if texts.values_slice().len() + text.len() > i32::MAX as usize {
+    });
+    if texts.max(bytes) > i32::MAX as usize {
         return Err(Error::too_costly(format!(
             "texts of one column take more than {} bytes in a record batch",
             i32::MAX
         )));
     }
-    texts.append_value(text);
-    Ok(())
+    Ok((texts, bytes))
 }
 
 fn broken(error: ArrowError) -> Error {

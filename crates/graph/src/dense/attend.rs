@@ -53,6 +53,8 @@ impl Planner<'_> {
             Ok(entries.into_iter().map(|n| n * size).collect())
         };
         let offsets = [offsets(group.chain[0], true)?, offsets(group.chain[0], false)?, offsets(id, false)?];
+        self.indexed += offsets.iter().map(|offsets| offsets.len()).sum::<usize>();
+        self.buffered += count * tile_numbers(&sizes);
         let [a, b, c] = group.factors;
         let factors = [self.place(a)?, self.place(b)?, self.place(c)?];
         Ok(Some(Work::Attention(Box::new(AttentionWork { factors, offsets, sizes, links: made, last, tiles: count }))))
@@ -103,6 +105,11 @@ fn fuse_softmax(links: &mut Vec<Link>) {
     }
 }
 
+/// Returns the count of numbers in a tile.
+fn tile_numbers(sizes: &AttentionSizes) -> usize {
+    TILE_ROWS.min(sizes.queries) * sizes.keys
+}
+
 /// Returns the range of keys that have a nonzero weight for a query of the block; all weights outside of this range are
 /// zero.
 fn weighted(weights: &[f32], queries: usize, keys: usize, columns: usize) -> (usize, usize) {
@@ -111,7 +118,7 @@ fn weighted(weights: &[f32], queries: usize, keys: usize, columns: usize) -> (us
     if columns < LANES {
         return (0, keys);
     }
-    // The bits of all numbers are joined, which the compiler vectorizes; those of a negative zero are no weight.
+    // ORs the bits of all weights, which the compiler vectorizes. The shift ignores the sign, so that -0 counts as 0.
     let is_none = |from: usize, to: usize| {
         let bits = |query| weights[query * keys + from..query * keys + to].iter().fold(0, |bits, x| bits | x.to_bits());
         (0..queries).all(|query| bits(query) << 1 == 0)
@@ -128,8 +135,8 @@ fn weighted(weights: &[f32], queries: usize, keys: usize, columns: usize) -> (us
 
 impl Run<'_> {
     pub(super) fn attention(&self, of: &AttentionWork, registers: &mut Lines, out: &mut [f32], stride: usize) {
-        let AttentionSizes { batch, queries, keys, .. } = of.sizes;
-        let room = TILE_ROWS * keys;
+        let AttentionSizes { batch, queries, .. } = of.sizes;
+        let room = tile_numbers(&of.sizes);
         if registers.numbers().len() < of.tiles * room + PANEL {
             *registers = Lines::new(of.tiles * room);
         }

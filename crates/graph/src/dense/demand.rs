@@ -9,6 +9,7 @@
 //! attention.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
 use super::graph::Graph;
 use super::ir::{Id, Op, Side, Value, positions, strides};
@@ -21,7 +22,7 @@ enum Demand {
     Nothing,
     Full,
     /// Some indices of an axis, in order.
-    Part(usize, Vec<usize>),
+    Part(usize, Arc<[usize]>),
     /// The slice at the index of an axis that a one-hot vector marks; zeros if the vector marks no index.
     Row(usize, Id),
 }
@@ -32,7 +33,7 @@ impl Demand {
             (Demand::Nothing, demand) | (demand, Demand::Nothing) => demand,
             (own @ Demand::Row(..), more) if own == more => own,
             (Demand::Part(axis, own), Demand::Part(other, more)) if axis == other => {
-                let both: BTreeSet<usize> = own.into_iter().chain(more).collect();
+                let both: BTreeSet<usize> = own.iter().chain(more.iter()).copied().collect();
                 Demand::Part(axis, both.into_iter().collect())
             }
             _ => Demand::Full,
@@ -169,7 +170,7 @@ fn reads(graph: &Graph, id: Id, demand: &Demand) -> Option<Vec<(Id, Demand)>> {
                 let demand = match own.len() {
                     0 => Demand::Nothing,
                     count if count == size => Demand::Full,
-                    _ => Demand::Part(*axis, own),
+                    _ => Demand::Part(*axis, own.into()),
                 };
                 (part, demand)
             };
@@ -353,10 +354,10 @@ impl Narrower<'_> {
             let part = self.part(*a, needed)?;
             let full = from.shape(*a);
             let own = match needed {
-                Demand::Row(own, _) => Demand::Part(*own, vec![0]),
+                Demand::Row(own, _) => Demand::Part(*own, [0].into()),
                 _ => Demand::Full,
             };
-            let first = Demand::Part(*axis, vec![0]).positions(&value.shape).into_iter();
+            let first = Demand::Part(*axis, [0].into()).positions(&value.shape).into_iter();
             let index = first.map(|n| own.place(full, index[n as usize])).collect::<Option<Vec<_>>>();
             let index = index.ok_or_else(|| Error::internal("a selected element of a value was not computed"))?;
             return self.to.pick(part, index, shape, rows);

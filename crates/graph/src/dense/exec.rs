@@ -250,7 +250,9 @@ impl<'a> Run<'a> {
             Work::Pick { a, index, run, order } => {
                 let (numbers, row_stride) = self.at(*a);
                 if let Some(order) = order {
-                    return self.kernels.rearrange(order, rows, (numbers, row_stride), (out, stride));
+                    let input = loops::Operand { numbers, row: row_stride, outer: 0, inner: 1 };
+                    let mut target = MapTarget { numbers: out, stride, rows, outer: 1, inner: index.len() * run };
+                    return self.kernels.rearrange(order, &input, &mut target);
                 }
                 for row in 0..rows {
                     let (from, to) = (&numbers[row * row_stride..], &mut out[row * stride..][..index.len() * run]);

@@ -9,7 +9,7 @@ use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
 pub(super) const NUMBERS_MAX: usize = 1 << 26;
 /// Maximum count of numbers in all values of a graph, for one row. Most of them never lie in memory at the same time:
 /// buffers are reused ([`super::plan`] limits them), and attention computes tiles.
-const COMPUTED_MAX: usize = 1 << 30;
+pub(super) const COMPUTED_MAX: usize = 1 << 30;
 /// Maximum multiply-adds of one matrix product of a graph.
 const FOLDED_MAX: usize = 1 << 30;
 
@@ -53,19 +53,19 @@ impl Graph {
         };
         let side = if rows.is_some() { Side::Pair } else { side };
         let value = Value { op, shape, side, rows };
-        self.computed += count;
-        self.stored += match &value.op {
+        let stored = match &value.op {
             _ if side == Side::Constant => count,
             Op::Pick(_, index) | Op::Spread(_, index) => index.len(),
             _ => 0,
         };
-        if self.computed > COMPUTED_MAX || self.stored > NUMBERS_MAX {
+        let (computed, stored) = (self.computed + count, self.stored + stored);
+        if computed > COMPUTED_MAX || stored > NUMBERS_MAX {
             return Err(refused(format!(
-                "{} numbers in all values of a graph, {} of them in constants and indices, expected at most \
-                 {COMPUTED_MAX} and {NUMBERS_MAX}",
-                self.computed, self.stored
+                "{computed} numbers in all values of a graph, {stored} of them in constants and indices, expected at \
+                 most {COMPUTED_MAX} and {NUMBERS_MAX}"
             )));
         }
+        (self.computed, self.stored) = (computed, stored);
         let is_foldable = side == Side::Constant && !matches!(value.op, Op::Constant(_));
         let op = match is_foldable {
             true => Op::Constant(interpret::value(&self.values, &value).into()),

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use super::attention::AttentionGroups;
 use super::chains::{ChainOf, Chains};
 use super::equal::{EqualGroup, EqualGroups};
-use super::graph::{Graph, NUMBERS_MAX};
+use super::graph::{COMPUTED_MAX, Graph, NUMBERS_MAX};
 use super::ir::{Id, Op, Side, broadcast_strides, positions};
 use super::normalize::NormalGroups;
 use super::steps::{BufferRange, Factor, KeyedFold, Memory, Operand, Plan, Precision, Step, Work};
@@ -76,7 +76,8 @@ fn recurrent_rows(numbers: usize) -> usize {
 /// Compiles a graph to steps; if `fuses` is set, attention, softmax and layer normalization become single steps.
 ///
 /// # Errors
-/// `Unsupported` if an output is the same for all rows, or the buffers are too large.
+/// `Unsupported` if an output is the same for all rows, or buffers or indices are too large. The buffers of a plan that
+/// does not fuse are on a GPU, which rejects buffers for which it has no memory.
 pub(super) fn plan(graph: &Graph, precision: Precision, fuses: bool) -> Result<Plan> {
     if graph.outputs.iter().any(|&output| graph.values[output].side != Side::Pair) {
         return Err(Error::unsupported("an output is the same for all rows, expected one value per row"));
@@ -91,6 +92,8 @@ pub(super) fn plan(graph: &Graph, precision: Precision, fuses: bool) -> Result<P
         quantized: Quantized::default(),
         last: vec![0; graph.values.len()],
         home: Vec::new(),
+        buffered: 0,
+        indexed: 0,
         packed: HashMap::new(),
         tenants: Vec::new(),
         free: HashMap::new(),
@@ -131,16 +134,11 @@ pub(super) fn plan(graph: &Graph, precision: Precision, fuses: bool) -> Result<P
     planner.survey(&order);
     for (at, &id) in order.iter().enumerate() {
         planner.value(id)?;
+        planner.check_numbers(if fuses { NUMBERS_MAX } else { COMPUTED_MAX })?;
         planner.give_back(at, id);
     }
     planner.plan.outputs = graph.outputs.iter().map(|&output| planner.place(output)).collect::<Result<_>>()?;
     let numbers = planner.plan.strides.iter().sum::<usize>() + planner.plan.given_stride;
-    let all = numbers + planner.plan.user_counts.iter().sum::<usize>();
-    if all > NUMBERS_MAX {
-        return Err(Error::unsupported(format!(
-            "{all} numbers in the buffers of a request with one row, expected at most {NUMBERS_MAX}"
-        )));
-    }
     planner.plan.block_rows = block_rows(numbers, precision);
     if planner.plan.rows.iter().any(|step| matches!(step.work, Work::Recurrent(_))) {
         planner.plan.block_rows = planner.plan.block_rows.max(recurrent_rows(numbers));
@@ -208,6 +206,10 @@ pub(super) struct Planner<'a> {
     /// Per home, the position of its last reader in the order of values.
     pub(super) last: Vec<usize>,
     pub(super) packed: HashMap<Vec<Id>, usize>,
+    /// Count of numbers in all buffers for one row, and in the scratch memory of attention.
+    pub(super) buffered: usize,
+    /// Count of indices that the steps hold in addition to those of the graph.
+    pub(super) indexed: usize,
     /// Number of values in each row buffer that are still to be read.
     pub(super) tenants: Vec<usize>,
     /// Row buffers that can be reused, by row stride.
@@ -333,6 +335,17 @@ impl Planner<'_> {
         self.plan.constants.len() - 1
     }
 
+    fn check_numbers(&self, buffered_max: usize) -> Result<()> {
+        let Planner { buffered, indexed, .. } = *self;
+        if buffered > buffered_max || indexed > NUMBERS_MAX {
+            return Err(Error::unsupported(format!(
+                "{buffered} numbers in the buffers of a request with one row and {indexed} indices, expected at most \
+                 {buffered_max} and {NUMBERS_MAX}"
+            )));
+        }
+        Ok(())
+    }
+
     /// Allocates a buffer for the numbers of a value.
     pub(super) fn buffer(&mut self, side: Side, count: usize) -> BufferRange {
         self.shared_buffer(side, count, 1)
@@ -345,6 +358,7 @@ impl Planner<'_> {
                 let stride = room_of_row(count);
                 let buffer = self.free.get_mut(&stride).and_then(Vec::pop).unwrap_or(self.plan.strides.len());
                 if buffer == self.plan.strides.len() {
+                    self.buffered += stride;
                     self.plan.strides.push(stride);
                     self.tenants.push(0);
                 }
@@ -352,6 +366,7 @@ impl Planner<'_> {
                 Memory::Rows(buffer)
             }
             _ => {
+                self.buffered += count;
                 self.plan.user_counts.push(count);
                 Memory::User(self.plan.user_counts.len() - 1)
             }
@@ -604,6 +619,7 @@ impl Planner<'_> {
             positions(&value.shape[..axes], &strides).into_iter().map(|n| n * size as u32).collect()
         };
         let (left, right) = (places(left, m * k), places(right, k * n));
+        self.indexed += left.len() + right.len();
         Ok(Work::Matrices { a: self.place(a)?, b: self.place(b)?, left, right, shape: [m, k, n] })
     }
 
@@ -642,6 +658,7 @@ impl Planner<'_> {
     fn spread(&mut self, id: Id, shape: &[usize], strides: &[usize]) -> Result<Operand> {
         let a = self.place(id)?;
         let index: Arc<[u32]> = positions(shape, strides).into();
+        self.indexed += index.len();
         let place = self.buffer(self.graph.values[id].side.max(Side::User), index.len());
         self.step(place, Work::Pick { a, order: order(&index, 1), index, run: 1 });
         Ok(Operand { place, outer: 0, inner: 1 })

@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::graph::Graph;
+use super::graph::{Graph, NUMBERS_MAX};
 use super::ir::{Id, Op, Side, Value, broadcast_strides, positions};
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::dense::{Binary, Fold};
@@ -61,6 +61,7 @@ pub(super) fn separated(graph: &Graph) -> Result<Option<Graph>> {
         readers,
         origins: Vec::new(),
         is_any_apart: false,
+        stored: 0,
     };
     for id in (0..needed.len()).filter(|&id| needed[id]) {
         separator.visit(id)?;
@@ -85,6 +86,8 @@ struct Separator<'a> {
     origins: Vec<Origin>,
     /// True if some product or sum over the user's numbers is computed once for all candidates.
     is_any_apart: bool,
+    /// Count of positions in all segments.
+    stored: usize,
 }
 
 /// Numbers of a segment in the runs of a value; a run is a vector along the last axis.
@@ -116,6 +119,12 @@ impl Separator<'_> {
                 Op::MatMul(a, b) => self.product(id, *a, *b)?,
                 _ => None,
             };
+            // Positions that no other value shares are new.
+            let new = self.segments[id].iter().flatten().filter(|segment| Arc::strong_count(&segment.at) == 1);
+            self.stored += new.map(|segment| segment.at.len()).sum::<usize>();
+            if self.stored > NUMBERS_MAX {
+                return Err(Error::unsupported(format!("more than {NUMBERS_MAX} positions of separated numbers")));
+            }
             let is_made_apart = |read: &Id| self.is_apart[*read] && self.made[*read].is_none();
             self.is_apart[id] = self.segments[id].is_some()
                 && match &value.op {

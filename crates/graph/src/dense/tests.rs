@@ -324,7 +324,6 @@ fn sums_of_large_terms_are_made_before_they_are_multiplied() {
     }
 }
 
-/// Of a concatenation, only values that another value selects are computed.
 #[test]
 fn only_numbers_that_lie_in_memory_are_limited() {
     let wide = || Graph::new(vec![input(Side::Pair, 1 << 20)]);
@@ -352,6 +351,12 @@ fn only_numbers_that_lie_in_memory_are_limited() {
     graph.outputs = vec![sum];
     let error = plan::plan(&graph, Precision::F32, true).unwrap_err().to_string();
     assert!(error.contains("numbers in the buffers of a request"), "{error}");
+    // A rejected value leaves room for others.
+    let mut graph = wide();
+    let first = graph.input(0).unwrap();
+    graph.number(vec![1 << 25], vec![1.0; 1 << 25]).unwrap();
+    assert!(graph.number(vec![1 << 26], vec![1.0; 1 << 26]).is_err());
+    graph.unary(Unary::Neg, first).unwrap();
     // Indices, and one value.
     let mut graph = wide();
     let first = graph.input(0).unwrap();
@@ -368,6 +373,7 @@ fn only_numbers_that_lie_in_memory_are_limited() {
     assert!(error.contains("expected 1 to 67108864 numbers"), "{error}");
 }
 
+/// Of a concatenation, only values that another value selects are computed.
 #[test]
 fn unselected_values_are_not_computed() {
     let mut graph = Graph::new((0..3).map(|_| input(Side::Pair, 2)).collect());

@@ -64,39 +64,48 @@ impl Case {
         graph.inputs.iter().map(next).map(|numbers| &numbers.unwrap()[..]).collect()
     }
 
-    /// Returns the weighted sum of a row's outputs, and the side of each jump and kink of the graph that it is on.
-    fn weighted_outputs(&self, graph: &Graph, row: usize) -> (f64, Vec<bool>) {
+    /// Returns the weighted sum of a row's outputs, and the distance to each jump and kink of the graph.
+    fn weighted_outputs(&self, graph: &Graph, row: usize) -> (f64, Vec<f64>) {
         let all = interpret::all(&graph.values, &self.inputs(graph, row));
         let outputs = graph.outputs.iter().zip(&self.worth[row]);
         let worth = outputs.flat_map(|(&output, worth)| all[output].iter().zip(worth)).map(|(x, w)| x * w).sum();
-        let mut ways = Vec::new();
+        let mut distances = Vec::new();
         for value in &graph.values {
             match value.op {
-                Op::Unary(Unary::Relu | Unary::Abs, a) => ways.extend(all[a].iter().map(|x| *x > 0.0)),
+                Op::Unary(Unary::Relu | Unary::Abs, a) => distances.extend(&all[a]),
                 Op::Binary(Binary::Max | Binary::Min | Binary::Less | Binary::LessOrEqual | Binary::Equal, a, b) => {
                     let strides = |id: Id| {
                         let strides = crate::dense::ir::broadcast_strides(graph.shape(id), &value.shape);
                         crate::dense::ir::positions(&value.shape, &strides)
                     };
-                    for (a_at, b_at) in strides(a).into_iter().zip(strides(b)) {
-                        let (x, y) = (all[a][a_at as usize], all[b][b_at as usize]);
-                        ways.extend([x < y, x == y]);
-                    }
+                    let both = strides(a).into_iter().zip(strides(b));
+                    distances.extend(both.map(|(a_at, b_at)| all[a][a_at as usize] - all[b][b_at as usize]));
                 }
                 Op::Fold(Fold::Max | Fold::Min, a) => {
                     let count = all[a].len() / value.count();
                     let made = &all[graph.values.iter().position(|v| std::ptr::eq(v, value)).unwrap()];
-                    ways.extend(all[a].iter().enumerate().map(|(n, x)| *x == made[n / count]));
+                    distances.extend(all[a].iter().enumerate().map(|(n, x)| x - made[n / count]));
                 }
                 _ => {}
             }
         }
-        (worth, ways)
+        (worth, distances)
     }
 
-    fn total(&self, graph: &Graph) -> (f64, Vec<bool>) {
+    /// Returns the weighted sum of all outputs, and the side of each jump and kink of the graph that it is on.
+    fn total(&self, graph: &Graph) -> (f64, Vec<[bool; 2]>) {
         let rows = (0..self.rows.len()).map(|row| self.weighted_outputs(graph, row));
-        rows.fold((0.0, Vec::new()), |(sum, ways), (worth, own)| (sum + worth, [ways, own].concat()))
+        let side = |distance: f64| [distance > 0.0, distance == 0.0];
+        rows.fold((0.0, Vec::new()), |(sum, mut sides), (worth, distances)| {
+            sides.extend(distances.into_iter().map(side));
+            (sum + worth, sides)
+        })
+    }
+
+    /// Returns whether rounding to f32 may move a number across a jump or kink.
+    fn is_near_kink(&self, graph: &Graph) -> bool {
+        let is_near = |distance: f64| distance != 0.0 && distance.abs() < 1e-5;
+        (0..self.rows.len()).any(|row| self.weighted_outputs(graph, row).1.into_iter().any(is_near))
     }
 
     /// Returns the derivative with respect to the number that `at` selects; none if the graph has a kink nearby.
@@ -182,6 +191,9 @@ fn passes_agree(
     (of_rows, of_shared): (&[Vec<Vec<f64>>], &[Vec<f64>]),
     most: f64,
 ) -> std::result::Result<(), TestCaseError> {
+    if case.is_near_kink(graph) {
+        return Ok(());
+    }
     for kernels in Kernels::all() {
         let adjoint = adjoint::adjoint(graph, &vec![true; graph.inputs.len()]).unwrap();
         let names = vec![String::new(); graph.inputs.len()];

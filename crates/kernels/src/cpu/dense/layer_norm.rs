@@ -26,21 +26,28 @@ struct Groups {
 pub(super) unsafe fn norm(norm: &Norm<'_>, input: &Operand<'_>, target: &mut MapTarget<'_>) {
     let (width, all) = (norm.width, target.rows * target.outer);
     assert!(norm.scale.is_empty() || norm.scale.len() >= width, "fewer factors than numbers");
+    let written = target.outer * width;
+    assert!(target.rows <= 1 || target.stride >= written, "rows that overlap");
     assert!(norm.bias.is_empty() || norm.bias.len() >= width, "a bias shorter than the numbers");
+    assert!(all == 0 || target.numbers.len() >= (target.rows - 1) * target.stride + written, "a short result");
+    let to = target.numbers.as_mut_ptr();
     for first in (0..all).step_by(LANES) {
         let count = LANES.min(all - first);
         let mut groups = Groups { from: [std::ptr::null(); LANES], to: [std::ptr::null_mut(); LANES], count, width };
         for n in 0..count {
             let (row, outer) = ((first + n) / target.outer, (first + n) % target.outer);
             groups.from[n] = input.numbers[row * input.row + outer * input.outer..][..width].as_ptr();
-            groups.to[n] = target.numbers[row * target.stride + outer * width..][..width].as_mut_ptr();
+            // SAFETY: the result has room for all groups, as asserted.
+            groups.to[n] = unsafe { to.add(row * target.stride + outer * width) };
         }
-        // SAFETY: the slices of all groups were just checked, and those written do not overlap.
+        // SAFETY: all groups have `width` numbers, and those written do not overlap, as asserted.
         unsafe { groups.normalize(norm) };
     }
 }
 
 impl Groups {
+    /// Normalizes all groups.
+    ///
     /// # Safety
     /// Each of the groups has `width` numbers to read and to write.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]

@@ -1,6 +1,7 @@
 //! Rearrangement of numbers in blocks: transposed matrices, and ranges of different lengths.
 
 use super::super::isa::{Isa, Kernels};
+use super::operands::{MapTarget, Operand};
 
 /// List of indices in the form of transposed matrices or ranges, which are copied faster than single numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,7 +67,7 @@ impl Order {
                 (firsts.len() * rows * columns, most)
             }
             Order::Runs(runs) => {
-                let most = runs.iter().map(|(first, count)| (first + count) as usize).max();
+                let most = runs.iter().map(|&(first, count)| first as usize + count as usize).max();
                 (runs.iter().map(|run| run.1 as usize).sum(), most.unwrap_or(0))
             }
         }
@@ -74,20 +75,15 @@ impl Order {
 }
 
 impl Kernels {
-    /// Copies the numbers of each row as `order` says. The rows of `from` and of `to` are so many numbers apart.
+    /// Copies the numbers of each row as `order` says. `input.row` and `target.stride` are the distances between rows.
     ///
     /// # Panics
     /// If a row is shorter than the order says.
-    pub fn rearrange(
-        self,
-        order: &Order,
-        rows: usize,
-        (from, of_from): (&[f32], usize),
-        (to, of_to): (&mut [f32], usize),
-    ) {
+    pub fn rearrange(self, order: &Order, input: &Operand<'_>, target: &mut MapTarget<'_>) {
         let (count, most) = order.sizes();
-        for row in 0..rows {
-            let (from, to) = (&from[row * of_from..][..most], &mut to[row * of_to..][..count]);
+        for row in 0..target.rows {
+            let from = &input.numbers[row * input.row..][..most];
+            let to = &mut target.numbers[row * target.stride..][..count];
             match (self.isa, order) {
                 // SAFETY: `Kernels` is made only after the features were found; the slices are as long as the order says.
                 #[cfg(target_arch = "x86_64")]
@@ -220,7 +216,9 @@ mod tests {
         let from: Vec<f32> = (0..of_from + most).map(|n| n as f32).collect();
         for kernels in Kernels::tried() {
             let mut to = vec![-1.0; 2 * of_to];
-            kernels.rearrange(order, 2, (&from, of_from), (&mut to, of_to));
+            let input = Operand { numbers: &from, row: of_from, outer: 0, inner: 1 };
+            let mut target = MapTarget { numbers: &mut to, stride: of_to, rows: 2, outer: 1, inner: index.len() };
+            kernels.rearrange(order, &input, &mut target);
             for (row, to) in to.chunks(of_to).enumerate() {
                 let want: Vec<f32> = index.iter().map(|&n| from[row * of_from + n as usize]).collect();
                 assert_eq!(&to[..index.len()], &want, "{} {order:?}", kernels.name());

@@ -73,8 +73,8 @@ pub(super) fn reduced(run: &[f32], none: f32, f: impl Fn(__m512, __m512) -> __m5
     joined(in_lanes(run, _mm512_set1_ps(none), f), f)
 }
 
-/// Reduces the lanes of each register as [`joined`] does; lane `n` is the result of register `n`. A step halves two
-/// registers at once, which takes a third of the operations of 16 single reductions.
+/// Reduces the lanes of each register as [`joined`] does; lane `n` is the result of register `n`. Each step halves two
+/// registers at once, so that there are a third as many operations as in 16 calls of `joined`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 #[inline]
 pub(super) fn joined_each(all: [__m512; LANES], f: impl Fn(__m512, __m512) -> __m512) -> __m512 {

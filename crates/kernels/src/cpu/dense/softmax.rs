@@ -8,9 +8,9 @@ use super::registers::{in_lanes, joined, joined_each, lanes, larger, stored};
 /// Maximum width of runs whose sums are reduced together.
 const NARROW: usize = 2 * LANES;
 
-/// Computes `normalize::softmax`, bit for bit. Runs are divided by their sums while the exponentials of others are
-/// computed, because the divider works beside the other units: a narrow run while those of the next 16 runs are, whose
-/// sums are then reduced together, and a wide one while those of the next run are.
+/// Computes `normalize::softmax`, bit for bit. Runs are divided by their sums while the exponentials of later runs are
+/// computed, because the divider works beside the other units. The sums of 16 narrow runs are reduced together, and the
+/// runs are divided beside the next 16. A wide run is divided beside the next run.
 ///
 /// # Safety
 /// The CPU has AVX-512 F, BW and VL, and FMA.
@@ -20,23 +20,23 @@ pub(super) unsafe fn softmax(numbers: &mut [f32], width: usize) {
     let mut before = Exponentials { runs: &mut [], sums: [1.0; LANES] };
     for runs in numbers.chunks_mut(LANES * width) {
         let least = _mm512_set1_ps(Fold::Max.identity_element());
-        let mut kept = [least; LANES];
-        for (kept, run) in kept.iter_mut().zip(runs.chunks_exact(width)) {
-            *kept = in_lanes(run, least, |x, y| larger(x, y));
+        let mut maxima = [least; LANES];
+        for (maxima, run) in maxima.iter_mut().zip(runs.chunks_exact(width)) {
+            *maxima = in_lanes(run, least, |x, y| larger(x, y));
         }
-        let maxima = stored(joined_each(kept, |x, y| larger(x, y)));
+        let maxima = stored(joined_each(maxima, |x, y| larger(x, y)));
         if width > NARROW {
             for (run, most) in runs.chunks_exact_mut(width).zip(maxima) {
                 let sum = joined(exponentials(run, most, &mut before, 0), |x, y| _mm512_add_ps(x, y));
                 before = Exponentials { runs: run, sums: [sum; LANES] };
             }
         } else {
-            let mut kept = [_mm512_setzero_ps(); LANES];
+            let mut sums = [_mm512_setzero_ps(); LANES];
             for (n, run) in runs.chunks_exact_mut(width).enumerate() {
-                kept[n] = exponentials(run, maxima[n], &mut before, n);
+                sums[n] = exponentials(run, maxima[n], &mut before, n);
             }
             before.divide_from(runs.len() / width, width);
-            before = Exponentials { runs, sums: stored(joined_each(kept, |x, y| _mm512_add_ps(x, y))) };
+            before = Exponentials { runs, sums: stored(joined_each(sums, |x, y| _mm512_add_ps(x, y))) };
         }
     }
     before.divide_from(0, width);
