@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use sterling::cuda::Device;
 use sterling::embedding::Table;
+use sterling::error::Kind;
 use sterling::graph::tower::Threads;
 use sterling::index::ivf::Rescore;
 use sterling::publish::{Plan, Source, publish, published};
@@ -107,6 +108,63 @@ fn whole_pass_omits_candidates_whose_task_scores_are_nan() {
     for pass in passes {
         let error = pass::run(pass, &prepared, None).remove(0).unwrap_err();
         assert!(error.to_string().contains("`logits` holds NaN"), "{error}");
+    }
+}
+
+/// Returns a model whose user tower overflows for a number of 300, and whose reranker makes NaN for one of 30.
+fn overflowing(folder: &Path) -> Arc<View> {
+    let package = folder.join("package");
+    std::fs::create_dir_all(&package).unwrap();
+    let model = "name = \"exp\"\ndimension = 4\n[user]\ntower = \"user.onnx\"\n\
+                 [[user.features]]\nname = \"x\"\nkind = \"dense\"\nwidth = 4\n[[tasks]]\nname = \"t\"\n\
+                 [overarch]\ngraph = \"overarch.onnx\"\n[value]\nexpression = \"t\"\n";
+    let user = Onnx::new(&[value("x", &[0, 4])], &[value("query", &[0, 4])], &["query = Exp(x)"]);
+    let overarch = Onnx::new(
+        &[value("query", &[0, 4]), value("item", &[0, 0, 4])],
+        &[value("logits", &[0, 0, 1])],
+        &["e = Exp(query)"],
+    )
+    .and("same = Div(e, e)")
+    .and("one_same = Unsqueeze(same, middle)")
+    .and("product = Mul(item, one_same)")
+    .and("logits = ReduceSum(product, last)")
+    .attribute("keepdims", 1)
+    .with(&[integers("middle", &[1]), integers("last", &[-1])]);
+    let lines = (0..90).map(|id| json!({"id": id, "embedding": [id % 7, 1, id % 5, 0.5]}).to_string());
+    std::fs::write(package.join("model.toml"), model).unwrap();
+    std::fs::write(package.join("user.onnx"), user.bytes()).unwrap();
+    std::fs::write(package.join("overarch.onnx"), overarch.bytes()).unwrap();
+    std::fs::write(package.join("items.jsonl"), lines.collect::<Vec<_>>().join("\n")).unwrap();
+    let store = Store::new(folder.join("store"));
+    let items = Some(package.join("items.jsonl"));
+    let what = Plan::new(Source::Package { folder: package, items, vectors: None });
+    let (name, version) = publish(&store, &what, &|_, _, _| {}).unwrap();
+    view_of(&store, &name, version)
+}
+
+#[test]
+fn whole_pass_rejects_only_the_request_whose_number_overflows() {
+    let folder = tempfile::tempdir().unwrap();
+    let view = overflowing(folder.path());
+    let body = |first: f32| json!({"features": {"x": [first, 0.5, 0, 0.25]}, "k": 9, "candidates": 60, "exact": true});
+    let numbers = [0.5, 300.0, -0.75, 30.0, 1.0, -400.0];
+    let prepared = prepare(&view, &numbers.map(body));
+    let mut card = gpu(64 << 20);
+    let alone = both(&view, &mut card, &[body(0.5), body(-0.75), body(1.0), body(-400.0)]);
+    let passes: [&mut dyn Pass; 2] = [&mut Cpu::new(Threads::new(1)), &mut card];
+    for pass in passes {
+        let mut alone = alone.iter();
+        for (answer, number) in pass::run(pass, &prepared, None).into_iter().zip(numbers) {
+            if ![300.0, 30.0].contains(&number) {
+                let [expected, _] = alone.next().unwrap();
+                agree(expected, &answer.unwrap(), &format!("x = {number}"));
+                continue;
+            }
+            let error = answer.unwrap_err();
+            assert_eq!(error.kind(), Kind::Invalid, "{error}");
+            let start = format!("feature `x`: got the number {number:e}: ");
+            assert!(error.to_string().starts_with(&start), "{error}");
+        }
     }
 }
 

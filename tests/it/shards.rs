@@ -10,13 +10,14 @@ use sterling::graph::tower::Threads;
 use sterling::index::ivf::Rescore;
 use sterling::items::shard_of;
 use sterling::publish::{Output, Plan, Source};
-use sterling::request::{Answer, Content, Embed, Rank, Ranked, Request, Retrieve, Select, User};
+use sterling::request::{Answer, Content, Embed, Rank, Ranked, Reading, Request, Retrieve, Select, User};
 use sterling::server::gather::{Gathered, ShardAnswer, Sharded, embed, rank, retrieve};
 use sterling::serving::pass::{self, Cpu};
 use sterling::serving::view::View;
 use sterling::snapshot::{self, Manifest, Placement, SHARDS_FILE, Snapshot, Store, shard_folder};
 use sterling::units::ItemId;
 
+use crate::onnx::{Onnx, integers, value};
 use crate::packages::{Made, view};
 use crate::support::{Server, ids, put, root, run, vectors};
 use crate::{contract, queries};
@@ -265,8 +266,9 @@ fn tensors_of_the_user_are_made_once_and_sent_along() {
         features.iter().flat_map(|f| [1, 3, 9].map(|k| json!({"features": f, "k": k, "exact": true}))).collect();
     check(&of_all, &cut(store.path(), &made.publication(), 2), &bodies);
     // An embedding that no tower of this version made is rejected.
-    let embedded =
-        |query: Vec<f32>, tensors: Vec<Vec<f32>>| User::Embedded(sterling::request::EmbeddedUser { query, tensors });
+    let embedded = |query: Vec<f32>, tensors: Vec<Vec<f32>>| {
+        User::Embedded(sterling::request::EmbeddedUser { query, tensors, largest: None })
+    };
     for user in [
         embedded(vec![1.0], Vec::new()),
         embedded(vec![1.0, 2.0], vec![vec![1.0]]),
@@ -473,6 +475,44 @@ fn shard_without_any_score_omits_its_candidates_as_one_server_does() {
             agree(&expected, wait(rank(&InProcess::new(&views), ranking, 1.0)));
             assert_eq!(expected.is_err(), spoilt.len() == 3);
         }
+    }
+}
+
+#[test]
+fn a_number_that_overflows_the_reranker_is_invalid_at_any_number_of_shards() {
+    let folder = tempfile::tempdir().unwrap();
+    let package = folder.path().join("package");
+    std::fs::create_dir(&package).unwrap();
+    let model = "name = 'm'\ndimension = 4\n[user]\ntower = 'user.onnx'\n[[user.features]]\nname = 'x'\nkind = 'dense'\n\
+                 width = 4\n[[tasks]]\nname = 't'\n[overarch]\ngraph = 'overarch.onnx'\n[value]\nexpression = 't'\n";
+    let user = Onnx::new(&[value("x", &[0, 4])], &[value("query", &[0, 4])], &["query = Identity(x)"]);
+    let inputs = [value("query", &[0, 4]), value("item", &[0, 0, 4])];
+    let overarch = Onnx::new(&inputs, &[value("logits", &[0, 0, 1])], &["e = Exp(query)", "same = Div(e, e)"])
+        .and("wide = Unsqueeze(same, middle)")
+        .and("product = Mul(item, wide)")
+        .and("logits = ReduceSum(product, last)")
+        .with(&[integers("middle", &[1]), integers("last", &[2])]);
+    let line = |n: i64| json!({"id": n, "embedding": [n % 7, 1, -1, 0.5]}).to_string() + "\n";
+    std::fs::write(package.join("model.toml"), model).unwrap();
+    std::fs::write(package.join("user.onnx"), user.bytes()).unwrap();
+    std::fs::write(package.join("overarch.onnx"), overarch.bytes()).unwrap();
+    std::fs::write(package.join("items.jsonl"), (0..60).map(line).collect::<String>()).unwrap();
+    let items = Some(package.join("items.jsonl"));
+    let what = Plan::new(Source::Package { folder: package, items, vectors: None });
+    let version = put(folder.path(), &Plan { output: Output::shards(2), ..what }).unwrap();
+    let of_shards = Store::new(folder.path()).folder("m", version);
+    let views = [0, 1].map(|shard| view(&shard_folder(&of_shards, shard)));
+    let request = |x: f64| read(&json!({"features": {"x": [x, 0.5, 0, 0]}, "k": 3, "candidates": 60}));
+    assert_eq!(wait(retrieve(&InProcess::new(&views), request(80.0), 1.0)).unwrap().ranked().ids.len(), 3);
+    let ranking = Rank { user: request(200.0).user, items: vec![ItemId(1), ItemId(2)], reading: Reading::default() };
+    for answer in [
+        wait(retrieve(&InProcess::new(&views), request(200.0), 1.0)),
+        wait(retrieve(&InProcess::new(&views).without_ahead(), request(200.0), 1.0)),
+        wait(rank(&InProcess::new(&views), ranking, 1.0)),
+    ] {
+        let error = answer.unwrap_err();
+        assert_eq!(error.kind(), Kind::Invalid, "{error}");
+        assert!(error.to_string().contains("feature `x`: got the number 2e2: "), "{error}");
     }
 }
 

@@ -773,6 +773,47 @@ fn numbers_of_a_request_that_overflow_are_its_fault() {
     assert_eq!(ids(&good).len(), 3);
 }
 
+/// The exponential of 300 is beyond f32.
+#[test]
+fn finite_numbers_that_overflow_a_graph_are_invalid_by_feature_and_spoil_no_other_request() {
+    let folder = Folder::new();
+    let both = format!("{MODEL}{USER}");
+    let reranker = overarch(&["e = Exp(query)", "same = Div(e, e)", "wide = Unsqueeze(same, middle)"])
+        .and("product = Mul(item, wide)")
+        .and("logits = ReduceSum(product, last)")
+        .with(&[integers("middle", &[1])])
+        .bytes();
+    for (tower, number) in [("e = Exp(x)", 300), ("e = Identity(x)", 200)] {
+        let files = [
+            ("overarch.onnx", if number == 300 { good().bytes() } else { reranker.clone() }),
+            ("user.onnx", user(&[tower, "query = MatMul(e, w)"]).bytes()),
+        ];
+        let (code, _, errors) = folder.publish(&both, &files);
+        assert_eq!(code, 0, "{errors}");
+        let server = Server::start(&folder.path("store"));
+        let body = |x: i64| json!({"features": {"x": [x, 0.5, 0]}, "k": 3});
+        let mut calls = vec![
+            (RETRIEVE, body(number)),
+            ("/v1/models/m:rank", json!({"features": {"x": [number, 0.5, 0]}, "items": [1, 2]})),
+        ];
+        if number == 300 {
+            calls.push(("/v1/models/m:embed", json!({"features": {"x": [number, 0.5, 0]}})));
+        }
+        for (path, body) in calls {
+            let (status, said) = server.post(path, &body);
+            assert_eq!(status, 400, "{path} {body}: {said}");
+            assert!(said.to_string().contains("feature `x`: got the number"), "{said}");
+        }
+        let several = json!({"requests": [body(1), body(number), body(0)]});
+        let said = server.ask(RETRIEVE, several);
+        let answers = said["results"].as_array().unwrap_or_else(|| panic!("{said}"));
+        assert_eq!(answers[1]["problem"]["code"], "invalid", "{said}");
+        for (n, x) in [(0, 1), (2, 0)] {
+            assert_eq!(ids(&answers[n]), ids(&server.ask(RETRIEVE, body(x))), "{said}");
+        }
+    }
+}
+
 #[test]
 fn a_sandbox_process_ends_with_the_process_that_started_it() {
     let folder = tempfile::tempdir().unwrap();

@@ -473,7 +473,7 @@ mod tests {
                 assert_eq!(error.kind(), Kind::Internal);
             }
             let made = Answer {
-                content: Content::Embedding(EmbeddedUser { query: vec![0.0, invalid], tensors: Vec::new() }),
+                content: Content::Embedding(EmbeddedUser { query: vec![0.0, invalid], ..EmbeddedUser::default() }),
                 degraded_rows: 0,
                 explain: None,
             };

@@ -155,6 +155,69 @@ pub struct EmbeddedUser {
     /// empty if the reranker reads only the query.
     #[serde(with = "packed::lists")]
     pub tensors: Vec<Vec<f32>>,
+    /// Largest number of the features, for the error of an output that is not finite.
+    pub largest: Option<LargestNumber>,
+}
+
+/// Number of a request with the largest magnitude.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LargestNumber {
+    /// Field or feature of the request, as errors name it.
+    pub place: String,
+    /// The number.
+    pub number: f32,
+}
+
+impl LargestNumber {
+    /// Returns the number with the largest magnitude, unless all are 0.
+    pub fn of(numbers: &[f32], place: impl FnOnce() -> String) -> Option<Self> {
+        let number = numbers.iter().copied().max_by(|x, y| x.abs().total_cmp(&y.abs()))?;
+        (number != 0.0).then(|| LargestNumber { place: place(), number })
+    }
+
+    /// Returns the largest component of a query from the caller if it is above 1: smaller ones are validated at publish.
+    pub fn of_query(vector: &[f32]) -> Option<Self> {
+        LargestNumber::of(vector, || "field `vector`".into()).filter(|largest| largest.number.abs() > 1.0)
+    }
+
+    /// Returns the error of a graph whose output is not finite for a request with this number; `what` describes it.
+    pub fn not_finite(&self, what: &str) -> Error {
+        let LargestNumber { place, number } = self;
+        let expected = match number.abs() > NUMBER_MAX {
+            true => format!("at most {NUMBER_MAX:e}"),
+            false => "numbers for which it is finite".into(),
+        };
+        Error::invalid(format!("{place}: got the number {number:e}: {what}, expected {expected}"))
+    }
+
+    /// Returns whether graphs are not expected to be defined for the number.
+    pub fn is_huge(&self) -> bool {
+        self.number.abs() > NUMBER_MAX
+    }
+}
+
+/// Largest number in a request for which a model is expected to be defined: beyond it, f32 overflows within a layer or
+/// two.
+const NUMBER_MAX: f32 = 4_294_967_296.0;
+
+impl User {
+    /// Returns the number of an embedded user or of a query that may have made an output not finite.
+    pub fn largest(&self) -> Option<LargestNumber> {
+        match self {
+            User::Features(_) => None,
+            User::Vector(vector) => LargestNumber::of_query(vector),
+            User::Embedded(user) => user.largest(),
+        }
+    }
+}
+
+impl EmbeddedUser {
+    /// Returns the number that may have made an output not finite: the largest number of the features from which the
+    /// tensors were computed, or a huge number of the tensors.
+    pub fn largest(&self) -> Option<LargestNumber> {
+        let huge = |numbers: &Vec<f32>| LargestNumber::of(numbers, || "the user".into()).filter(LargestNumber::is_huge);
+        self.largest.clone().or_else(|| [&self.query].into_iter().chain(&self.tensors).find_map(huge))
+    }
 }
 
 /// Version of a model that a call names.

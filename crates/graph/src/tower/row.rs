@@ -2,7 +2,7 @@
 
 use super::spec::{FeatureKind, FeatureSpec, Keep};
 use sterling_core::error::{Error, Result};
-use sterling_core::request::Values;
+use sterling_core::request::{LargestNumber, Values};
 use sterling_embedding::{Retained, Table};
 
 /// One row of features, validated against a tower: one element per feature.
@@ -42,16 +42,17 @@ impl FeatureRow {
         }
     }
 
-    /// Returns the largest magnitude among the row's numbers and weights.
-    pub fn largest(&self) -> f32 {
-        let numbers = |values: &FeatureValues| -> f32 {
+    /// Returns the number or weight with the largest magnitude, unless all are 0. `features` are those of the row.
+    pub fn largest(&self, features: &[FeatureSpec]) -> Option<LargestNumber> {
+        let of_feature = |(values, spec): (&FeatureValues, &FeatureSpec)| {
             let numbers = match values {
                 FeatureValues::Ids { weights, .. } => weights.as_deref().unwrap_or(&[]),
                 FeatureValues::Dense(numbers) => numbers,
             };
-            numbers.iter().fold(0.0, |most, x| most.max(x.abs()))
+            LargestNumber::of(numbers, || format!("feature `{}`", spec.source()))
         };
-        self.values.iter().map(numbers).fold(0.0, f32::max)
+        let all = self.values.iter().zip(features).filter_map(of_feature);
+        all.max_by(|x, y| x.number.abs().total_cmp(&y.number.abs()))
     }
 
     /// Passes the bytes of all values, and the counts of ids, to a hash function, in order.

@@ -189,7 +189,7 @@ pub async fn rank<S: Sharded>(shards: &S, rank: Rank, min_coverage: f64) -> Resu
     let of_parts: Vec<ShardResults<'_>> = parts.iter().map(|part| of_shard(&part.ranked, None, true)).collect();
     match best(&of_parts, usize::MAX) {
         Next::Done(order) => {
-            check_undefined(&order, &parts)?;
+            check_undefined(&order, &parts, &user)?;
             Ok(run.end(order, parts, unknown))
         }
         Next::Again(_) | Next::Further => {
@@ -207,12 +207,16 @@ pub async fn embed<S: Sharded>(shards: &S, embed: Embed) -> Result<ShardAnswer<S
 }
 
 /// Rejects an answer without results if shards omitted candidates whose scores are NaN, as an unsharded server does.
-fn check_undefined<B>(order: &[(usize, usize)], parts: &[Results<B>]) -> Result<()> {
+fn check_undefined<B>(order: &[(usize, usize)], parts: &[Results<B>], user: &User) -> Result<()> {
     let undefined: usize = parts.iter().map(|part| part.ranked.undefined).sum();
     if !order.is_empty() || undefined == 0 {
         return Ok(());
     }
-    Err(Error::internal(format!("overarch: `logits` holds NaN for all candidates ({undefined}), expected numbers")))
+    let what = format!("overarch: `logits` holds NaN for all candidates ({undefined})");
+    Err(match user.largest() {
+        Some(largest) => largest.not_finite(&what),
+        None => Error::internal(format!("{what}, expected numbers")),
+    })
 }
 
 fn ranked(content: Content) -> Result<Ranked> {
@@ -521,7 +525,7 @@ impl<'a, S: Sharded> Run<'a, S> {
             match next {
                 Next::Done(order) => {
                     let parts: Vec<_> = parts.into_iter().map(|part| part.results).collect();
-                    check_undefined(&order, &parts)?;
+                    check_undefined(&order, &parts, user)?;
                     return Ok(Some((order, parts)));
                 }
                 Next::Again(again) => {

@@ -37,7 +37,7 @@ use sterling_serving::view::View;
 
 /// Versions in memory, for routers of this release.
 #[utoipa::path(get, path = "/v1/parts", tag = "routers",
-    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-8")))]
+    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-9")))]
 pub async fn parts(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Outcome {
     let (mut parts, mut wished) = (Vec::new(), Vec::new());
     for model in app.registry.list().iter().filter(|model| caller.may_see(model.name())) {
@@ -94,8 +94,8 @@ pub(super) fn packed(body: &impl Serialize, share: Share) -> Outcome {
 /// A pass over a version, or over the shard of it that this server has, for routers of this release.
 #[utoipa::path(post, path = "/v1/models/{model}/versions/{version}:pass", tag = "routers",
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
-    request_body(content = Vec<u8>, content_type = "application/vnd.sterling.pass-8"),
-    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-8"), (status = "default", body = Problem, content_type = "application/problem+json")))]
+    request_body(content = Vec<u8>, content_type = "application/vnd.sterling.pass-9"),
+    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-9"), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn pass(
     State(app): State<Arc<App>>,
     Names((model, version)): Names<(String, u64)>,

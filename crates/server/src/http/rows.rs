@@ -23,8 +23,8 @@ const LONG_ANSWER_BYTES: usize = 256 << 10;
 /// Rows of tables, for the servers of other hosts of this release.
 #[utoipa::path(post, path = "/v1/models/{model}:rows", tag = "routers",
     params(("model" = String, Path, description = "The model's name")),
-    request_body(content = Vec<u8>, content_type = "application/vnd.sterling.pass-8"),
-    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-8"), (status = "default", body = Problem, content_type = "application/problem+json")))]
+    request_body(content = Vec<u8>, content_type = "application/vnd.sterling.pass-9"),
+    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-9"), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn rows(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
     speaks(request.headers())?;
     let none = || Error::not_found("this server holds no rows for other hosts: its tables are on one host");

@@ -24,7 +24,7 @@ use sterling_core::request::{Content, Features, Priority, Reading, Request, Retr
 use sterling_core::units::ItemId;
 
 /// Media type of all bodies; it names the protocol version.
-pub const MEDIA_TYPE: &str = "application/vnd.sterling.pass-8";
+pub const MEDIA_TYPE: &str = "application/vnd.sterling.pass-9";
 /// Path of a server's report of its versions.
 pub const PARTS_PATH: &str = "/v1/parts";
 /// Header with the timeout of the answer, in microseconds.
@@ -360,7 +360,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use sterling_core::request::{Embed, EmbeddedUser, Ranked, RankedAhead, Rerank, Select, Selected, ShardSelected};
+    use sterling_core::request::{
+        Embed, EmbeddedUser, LargestNumber, Ranked, RankedAhead, Rerank, Select, Selected, ShardSelected,
+    };
     use sterling_core::units::Slot;
 
     fn calls() -> Vec<PassCall> {
@@ -369,7 +371,9 @@ mod tests {
         features.insert("ü".into(), Values::Texts(vec!["x".into(), String::new(), "zürich".into()]));
         let reading =
             Reading { columns: vec!["n".into()], constants: [("w".into(), 0.5)].into(), ..Reading::default() };
-        let user = User::Embedded(EmbeddedUser { query: vec![1.0, -0.0], tensors: vec![vec![], vec![3.5; 9]] });
+        let largest = Some(LargestNumber { place: "feature `a`".into(), number: -2.5 });
+        let tensors = vec![vec![], vec![3.5; 9]];
+        let user = User::Embedded(EmbeddedUser { query: vec![1.0, -0.0], tensors, largest });
         let retrieve =
             Retrieve { exclude: vec![ItemId(i64::MIN)], reading: reading.clone(), ..Retrieve::of(user.clone()) };
         let candidates = vec![vec![(ItemId(4), 0.25), (ItemId(-4), f32::MIN)], vec![]];

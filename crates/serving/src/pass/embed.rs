@@ -35,7 +35,8 @@ impl EmbeddedRequest<'_> {
             Task::Embed { whole: true } => self.user.clone(),
             _ => Vec::new(),
         };
-        let content = Content::Embedding(EmbeddedUser { query: self.vector.clone(), tensors });
+        let largest = self.prepared.largest();
+        let content = Content::Embedding(EmbeddedUser { query: self.vector.clone(), tensors, largest });
         Answer { content, degraded_rows: self.degraded_rows, explain: None }
     }
 
@@ -147,7 +148,7 @@ fn run_each(
             let made: TowerOutputs = made.iter().map(output).collect();
             match made[0].iter().all(|x| x.abs() <= COMPONENT_MAX) {
                 true => Ok(made),
-                false => Err(not_finite(NOT_FINITE, rows[n].0.largest())),
+                false => Err(not_finite(NOT_FINITE, rows[n].0.largest(tower.features()))),
             }
         };
         Ok((0..rows.len()).map(of_row).collect())

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::trace::Trace;
 use crate::view::{Planned, View};
-use sterling_core::error::{Error, Kind, Result};
+use sterling_core::error::{Error, Result};
 use sterling_core::limits;
-use sterling_core::request::{EmbeddedUser, Origin, Probes, Reading};
+use sterling_core::request::{EmbeddedUser, LargestNumber, Origin, Probes, Reading};
 use sterling_core::units::{ItemId, Slot};
 use sterling_graph::tower::{FeatureRow, Pooled};
 use sterling_index::filter::{Plan, Route};
@@ -85,45 +85,42 @@ pub(super) enum Query {
     Features { row: FeatureRow, fetched: Option<Result<Pooled>> },
 }
 
-/// Largest number in a request for which a model is expected to be defined: beyond it, f32 overflows within a layer or two.
-const NUMBER_MAX: f32 = 4_294_967_296.0;
-
-impl Query {
-    /// Returns an error for a graph whose output for this request is not finite.
-    pub(super) fn not_finite(&self, what: &str) -> Error {
-        let of = |numbers: &[f32]| numbers.iter().fold(0f32, |most, x| most.max(x.abs()));
-        not_finite(
-            what,
-            match self {
-                Query::Vector(vector) => of(vector),
-                Query::Embedded(user) => user.tensors.iter().map(|tensor| of(tensor)).fold(of(&user.query), f32::max),
-                Query::Features { row, .. } => row.largest(),
-            },
-        )
-    }
+/// Returns the error of a graph whose output is not finite. The request is blamed if it has a number of its own: a graph
+/// is validated at publish for numbers of one magnitude, and may overflow for others. Otherwise the model is.
+pub(super) fn not_finite(what: &str, largest: Option<LargestNumber>) -> Error {
+    largest.map_or_else(|| Error::internal(what), |largest| largest.not_finite(what))
 }
 
 impl Prepared {
+    /// Returns the largest number of the request that a graph reads, if it may have made an output not finite.
+    pub(super) fn largest(&self) -> Option<LargestNumber> {
+        match &self.query {
+            Query::Vector(vector) => LargestNumber::of_query(vector),
+            Query::Embedded(user) => user.largest(),
+            Query::Features { row, .. } => row.largest(self.view.main().package.user.as_ref()?.features()),
+        }
+    }
+
     /// Checks and counts the candidates whose task scores are NaN: there are `undefined` of them among `count`. If other
     /// candidates have scores, the caller omits those with NaN from the answer.
     ///
     /// # Errors
-    /// `Invalid` if the request has a huge number; `Internal` if no candidate has scores, unless another shard may have
-    /// candidates with scores: then the router returns this error.
+    /// `Invalid` if the request has a huge number. If no candidate has scores: `Invalid` if the request has another
+    /// number, else `Internal`, unless another shard may have candidates with scores: then the router returns this error.
     pub(super) fn check_undefined(&self, undefined: usize, count: usize) -> Result<()> {
         if undefined == 0 {
             return Ok(());
         }
         let main = self.view.main();
         let file = main.package.overarch.as_ref().map_or("overarch", |overarch| overarch.graph().0);
-        match self.query.not_finite(&format!("{file}: `logits` holds NaN")) {
-            error if error.kind() != Kind::Internal || (undefined == count && !self.is_share()) => Err(error),
-            _ => {
-                let model = main.manifest.name.clone();
-                metrics::counter!("sterling_undefined_candidates_total", "model" => model).increment(undefined as u64);
-                Ok(())
-            }
+        let largest = self.largest();
+        let is_huge = largest.as_ref().is_some_and(LargestNumber::is_huge);
+        if is_huge || (undefined == count && !self.is_share()) {
+            return Err(not_finite(&format!("{file}: `logits` holds NaN"), largest));
         }
+        let model = main.manifest.name.clone();
+        metrics::counter!("sterling_undefined_candidates_total", "model" => model).increment(undefined as u64);
+        Ok(())
     }
 
     /// Returns whether other shards may have further candidates of the request.
@@ -133,14 +130,6 @@ impl Prepared {
             Task::Rank { .. } => self.view.main().manifest.shard.is_some_and(|part| part.shards > 1),
             Task::Retrieve(_) | Task::Embed { .. } => false,
         }
-    }
-}
-
-/// Returns the error of a result that is not finite: blames the request if its largest input is huge, otherwise the model.
-pub(super) fn not_finite(what: &str, largest: f32) -> Error {
-    match largest > NUMBER_MAX {
-        true => Error::invalid(format!("{what}: got the number {largest:e}, expected at most {NUMBER_MAX:e}")),
-        false => Error::internal(what),
     }
 }
 

@@ -15,10 +15,10 @@ use crate::pass::batch::{Batch, Pass, late};
 use crate::pass::cpu::Cpu;
 use crate::pass::embed;
 use crate::pass::scratch::Scratch;
-use crate::pass::work::{Prepared, Query, Task};
+use crate::pass::work::{Prepared, Query, Task, not_finite};
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::limits::COMPONENT_MAX;
-use sterling_core::request::{Answer, Content};
+use sterling_core::request::{Answer, Content, EmbeddedUser};
 use sterling_cuda::{Device, Devices};
 use sterling_embedding::{HotCounters, HotTurn};
 use sterling_graph::tower::{DeviceTower, Threads};
@@ -240,8 +240,9 @@ fn answer_embeddings(batch: &dyn Batch, embedded: &Embedded<'_>, users: &HostUse
         let user = users.whole(n, reads_more && is_whole(prepared));
         let is_wrong = !user.query.iter().all(|x| x.abs() <= COMPONENT_MAX);
         match &prepared.task {
-            _ if is_wrong => batch.answer(place, Err(prepared.query.not_finite(embed::NOT_FINITE))),
+            _ if is_wrong => batch.answer(place, Err(not_finite(embed::NOT_FINITE, prepared.largest()))),
             Task::Embed { .. } => {
+                let user = EmbeddedUser { largest: prepared.largest(), ..user };
                 let (content, degraded_rows) = (Content::Embedding(user), embedded.degraded_rows[n]);
                 batch.answer(place, Ok(Answer { content, degraded_rows, explain: None }));
             }

@@ -45,7 +45,7 @@ impl HostUsers {
         };
         let tensor = |tensor: &Option<Vec<f32>>| tensor.as_ref().map_or(Vec::new(), row);
         let tensors = self.tensors.iter().filter(|_| reads_more).map(tensor).collect();
-        EmbeddedUser { query: row(&self.vectors), tensors }
+        EmbeddedUser { query: row(&self.vectors), tensors, largest: None }
     }
 
     /// Uploads the tensors of selected requests.
