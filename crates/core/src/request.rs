@@ -159,7 +159,8 @@ pub struct EmbeddedUser {
     pub largest: Option<LargestNumber>,
 }
 
-/// Number of a request with the largest magnitude.
+/// Number of a request with the largest magnitude among those outside of 0 to 1. Graphs are validated at publish for
+/// numbers between 0 and 1: if one of those makes an output infinite, the model is to blame, not the request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LargestNumber {
     /// Field or feature of the request, as errors name it.
@@ -169,10 +170,11 @@ pub struct LargestNumber {
 }
 
 impl LargestNumber {
-    /// Returns the number with the largest magnitude, unless all are 0.
+    /// Returns the number with the largest magnitude outside of 0 to 1.
     pub fn of(numbers: &[f32], place: impl FnOnce() -> String) -> Option<Self> {
-        let number = numbers.iter().copied().max_by(|x, y| x.abs().total_cmp(&y.abs()))?;
-        (number != 0.0).then(|| LargestNumber { place: place(), number })
+        let outside = numbers.iter().copied().filter(|number| !(0.0..=1.0).contains(number));
+        let number = outside.max_by(|x, y| x.abs().total_cmp(&y.abs()))?;
+        Some(LargestNumber { place: place(), number })
     }
 
     /// Returns the largest component of a query from the caller if it is above 1: smaller ones are validated at publish.

@@ -42,7 +42,7 @@ impl FeatureRow {
         }
     }
 
-    /// Returns the number or weight with the largest magnitude, unless all are 0. `features` are those of the row.
+    /// Returns the number or weight with the largest magnitude outside of 0 to 1. `features` are those of the row.
     pub fn largest(&self, features: &[FeatureSpec]) -> Option<LargestNumber> {
         let of_feature = |(values, spec): (&FeatureValues, &FeatureSpec)| {
             let numbers = match values {

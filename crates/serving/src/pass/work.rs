@@ -85,8 +85,8 @@ pub(super) enum Query {
     Features { row: FeatureRow, fetched: Option<Result<Pooled>> },
 }
 
-/// Returns the error of a graph whose output is not finite. The request is blamed if it has a number of its own: a graph
-/// is validated at publish for numbers of one magnitude, and may overflow for others. Otherwise the model is.
+/// Returns the error of a graph whose output is not finite. The request is blamed if it has a number for which graphs are
+/// not validated at publish, otherwise the model is.
 pub(super) fn not_finite(what: &str, largest: Option<LargestNumber>) -> Error {
     largest.map_or_else(|| Error::internal(what), |largest| largest.not_finite(what))
 }
