@@ -72,12 +72,23 @@ class Encoder(nn.Module):
         future = torch.triu(torch.full((steps, steps), -1e9), 1) if is_causal else torch.zeros(steps, steps)
         self.register_buffer("future", future)
 
-    def forward(self, history: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def states(self, history: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         x = history + self.places
         away = self.future + (1 - mask)[:, None, None, :] * -1e9
         for block in self.blocks:
             x = block(x, away)
-        return x[:, -1]
+        return x
+
+    def forward(self, history: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.states(history, mask)[:, -1]
+
+
+class MeanEncoder(Encoder):
+    """MiniLM as an encoder of sentences: the query is the mean over all tokens."""
+
+    def forward(self, history: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        tokens = mask.unsqueeze(-1)
+        return (self.states(history, mask) * tokens).sum(1) / tokens.sum(1).clamp(min=1)
 
 
 class Dcn(nn.Module):
@@ -192,6 +203,7 @@ MODELS = {
     "GRU4Rec, 50 steps, hidden 256": (lambda: Gru4Rec(64, 256), tower(50, 64, False), "R.64", [1, 32]),
     "SASRec, 50 steps, 2 layers, 64 wide": (lambda: Encoder(50, 64, 2, 2, True), tower(50, 64, True), "R.64", [1, 32]),
     "BERT4Rec, 200 steps, 4 layers, 256 wide": (lambda: Encoder(200, 256, 4, 4, False), tower(200, 256, True), "R.256", [1]),
+    "MiniLM, 256 tokens, 6 layers, 384 wide": (lambda: MeanEncoder(256, 384, 12, 6, False), tower(256, 384, True), "R.384", [1, 32]),
     "DCN-v2, 128 wide": (lambda: Dcn(128), reranker(64), "1.R.1", [CANDIDATES]),
     "DLRM, 16 fields of 16": (lambda: Dlrm(16), reranker(128), "1.R.1", [CANDIDATES]),
     "NextItNet, 50 steps, 64 wide": (lambda: NextItNet(64, [1, 4] * 5), tower(50, 64, False), "R.64", [1, 32]),

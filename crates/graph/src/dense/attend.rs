@@ -61,7 +61,7 @@ impl Planner<'_> {
     }
 }
 
-/// Replaces the five separate operations of each softmax by one.
+/// Replaces the five separate operations of each softmax by one, and two that replace its NaN by zeros.
 fn fuse_softmax(links: &mut Vec<Link>) {
     let is_softmax = |five: &[Link]| {
         let [most, less, each, sum, shares] = five else { return false };
@@ -81,25 +81,50 @@ fn fuse_softmax(links: &mut Vec<Link>) {
             && reads(shares, Binary::Div, each.tile, sum.tile)
     };
     let reads = |link: &Link, tile: usize| match &link.function {
-        Function::One(_, a) | Function::Fold(_, a) | Function::Softmax(a) => *a == tile,
+        Function::One(_, a) | Function::Fold(_, a) | Function::Softmax(a) | Function::SoftmaxOrZeros(a) => *a == tile,
         Function::Two(_, operands) => {
             operands.iter().any(|source| matches!(source, Source::Tile { tile: a, .. } if *a == tile))
         }
     };
-    let mut n = 0;
-    while n + 5 <= links.len() {
-        let x = if let Function::Fold(_, x) = links[n].function { x } else { usize::MAX };
-        let Link { tile, width, .. } = links[n + 4];
-        // Fuses only if no later operation reads the input or an intermediate value of the softmax: the fused one
-        // leaves no such values.
-        let later = &links[n + 5..];
+    // Operations are fused only if no later one reads their input or an intermediate value: the fused one leaves no
+    // such values.
+    let can_fuse = |fused: &[Link], x: usize, later: &[Link]| {
+        let made = fused.last().map_or(x, |link| link.tile);
         let is_read_later = |lost: usize| {
             let end = later.iter().position(|link| link.tile == lost).map_or(later.len(), |written| written + 1);
             later[..end].iter().any(|link| reads(link, lost))
         };
-        let mut lost = links[n..n + 4].iter().map(|link| link.tile).chain([x]).filter(|&lost| lost != tile);
-        if is_softmax(&links[n..n + 5]) && !lost.any(is_read_later) {
+        !fused.iter().map(|link| link.tile).chain([x]).any(|lost| lost != made && is_read_later(lost))
+    };
+    let mut n = 0;
+    while n + 5 <= links.len() {
+        let (five, later) = links[n..].split_at(5);
+        if let Function::Fold(_, x) = five[0].function
+            && is_softmax(five)
+            && can_fuse(five, x, later)
+        {
+            let Link { tile, width, .. } = five[4];
             links.splice(n..n + 5, [Link { tile, width, function: Function::Softmax(x) }]);
+        }
+        n += 1;
+    }
+    // If one number of a softmax is NaN, all are.
+    let is_without_nan = |[softmax, is_nan, shares]: [&Link; 3]| {
+        let is_operand =
+            |source: &Source, tile: usize| matches!(source, Source::Tile { tile: a, inner: 1 } if *a == tile);
+        matches!(is_nan.function, Function::One(Unary::IsNan, a) if a == softmax.tile)
+            && matches!(&shares.function, Function::Two(Binary::Drop, [a, b])
+                if is_operand(a, is_nan.tile) && is_operand(b, softmax.tile))
+    };
+    n = 0;
+    while n + 3 <= links.len() {
+        let (three, later) = links[n..].split_at(3);
+        if let Function::Softmax(x) = three[0].function
+            && is_without_nan([&three[0], &three[1], &three[2]])
+            && can_fuse(three, x, later)
+        {
+            let Link { tile, width, .. } = three[2];
+            links.splice(n..n + 3, [Link { tile, width, function: Function::SoftmaxOrZeros(x) }]);
         }
         n += 1;
     }
@@ -167,8 +192,12 @@ impl Run<'_> {
         let product = Product { rows: count, columns: keys, parts: &[part], ..Product::default() };
         self.kernels.product(&product, tiles[0], keys);
         for link in &of.links {
-            if let Function::Softmax(a) = link.function {
+            if let Function::Softmax(a) | Function::SoftmaxOrZeros(a) = link.function {
                 self.kernels.softmax(&mut tiles[a][..count * keys], keys);
+                if matches!(link.function, Function::SoftmaxOrZeros(_)) {
+                    let runs = tiles[a][..count * keys].chunks_exact_mut(keys);
+                    runs.filter(|run| run[0].is_nan()).for_each(|run| run.fill(0.0));
+                }
                 tiles.swap(a, link.tile);
                 continue;
             }
@@ -205,7 +234,7 @@ impl Run<'_> {
                     self.kernels.map2(*f, &a, &b, &mut target);
                 }
                 Function::Fold(f, a) => self.kernels.fold(*f, &tile(*a, keys), keys, &mut target),
-                Function::Softmax(_) => {}
+                Function::Softmax(_) | Function::SoftmaxOrZeros(_) => {}
             }
             tiles[link.tile] = target.numbers;
         }
@@ -238,6 +267,7 @@ impl std::fmt::Display for AttentionWork {
                 Function::One(g, a) => write!(f, "{} t{a}", lower(g))?,
                 Function::Fold(g, a) => write!(f, "fold by {} t{a}", lower(g))?,
                 Function::Softmax(a) => write!(f, "softmax t{a}")?,
+                Function::SoftmaxOrZeros(a) => write!(f, "softmax or zeros t{a}")?,
                 Function::Two(g, [a, b]) => write!(f, "{} {a} {b}", lower(g))?,
             }
         }
@@ -272,6 +302,22 @@ mod tests {
         links.extend(later);
         fuse_softmax(&mut links);
         links.len()
+    }
+
+    #[test]
+    fn a_softmax_with_zeros_for_nan_is_one_operation_if_nothing_reads_its_nan() {
+        let dropped = |tile, is_nan| {
+            let operands = [Source::Tile { tile: is_nan, inner: 1 }, Source::Tile { tile: 0, inner: 1 }];
+            Link { tile, width: 64, function: Function::Two(Binary::Drop, operands) }
+        };
+        let is_nan = |tile| Link { tile, width: 64, function: Function::One(Unary::IsNan, 0) };
+        let negated = |tile| Link { tile, width: 64, function: Function::One(Unary::Neg, tile) };
+        assert_eq!(fused(vec![is_nan(3), dropped(0, 3)]), 1);
+        assert_eq!(fused(vec![is_nan(3), dropped(4, 3), negated(4)]), 2);
+        // The softmax or its NaN are read, or other numbers are replaced by zeros.
+        assert_eq!(fused(vec![is_nan(3), dropped(4, 3), negated(0)]), 4);
+        assert_eq!(fused(vec![is_nan(3), dropped(4, 3), negated(3)]), 4);
+        assert_eq!(fused(vec![is_nan(3), dropped(4, 1)]), 7);
     }
 
     #[test]

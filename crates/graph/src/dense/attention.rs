@@ -66,6 +66,10 @@ impl AttentionGroups {
 impl Group {
     fn of(graph: &Graph, made: Id, readers: &[usize], root: &impl Fn(Id) -> Id) -> Option<Group> {
         let Op::MatMul(weights, values) = graph.values[made].op else { return None };
+        let [.., queries, keys] = *graph.shape(weights) else { return None };
+        let is_matrix_of_weights = |id: Id| {
+            graph.shape(id).ends_with(&[queries, keys]) && graph.values[id].count() == graph.values[weights].count()
+        };
         // Ancestors of the weights, back to a matrix product.
         let (mut ahead, mut all, mut scores) = (vec![root(weights)], Vec::new(), None);
         while let Some(id) = ahead.pop() {
@@ -79,6 +83,8 @@ impl Group {
                 Op::Unary(..) | Op::Binary(..) | Op::Fold(..) => {
                     ahead.extend(graph.values[id].op.reads().into_iter().map(root));
                 }
+                // A product of another size is an operand from outside, such as a mask that is looked up.
+                Op::MatMul(..) if !is_matrix_of_weights(id) => continue,
                 Op::MatMul(..) if scores.is_none() => scores = Some(id),
                 Op::MatMul(..) => return None,
                 _ => continue,

@@ -234,6 +234,8 @@ pub(super) enum Function {
     Fold(Fold, usize),
     /// Softmax of a tile, which becomes the result tile.
     Softmax(usize),
+    /// The same, with zeros instead of NaN.
+    SoftmaxOrZeros(usize),
 }
 
 /// An operator of fused attention, whose results fill `tile` with `width` numbers per query.

@@ -97,7 +97,17 @@ impl Importer {
             "Where" => {
                 let (x, y) = (self.number(node, 1)?, self.number(node, 2)?);
                 let (retained, dropped) = (self.binary(Binary::Keep, a, x)?, self.binary(Binary::Drop, a, y)?);
-                self.graph.binary(Binary::Add, retained, dropped)
+                // A side of zeros adds nothing: `Keep` and `Drop` set numbers that are not chosen to zero.
+                let shape = broadcast(self.graph.shape(retained), self.graph.shape(dropped))?;
+                let is_result = |id: Id, other: Id| {
+                    let is_zeros = |numbers: &[f32]| numbers.iter().all(|x| x.to_bits() == 0);
+                    self.graph.shape(id) == shape && self.graph.constant(other).is_some_and(is_zeros)
+                };
+                match (is_result(dropped, x), is_result(retained, y)) {
+                    (true, _) => Ok(dropped),
+                    (_, true) => Ok(retained),
+                    _ => self.graph.binary(Binary::Add, retained, dropped),
+                }
             }
             "Cast" => self.cast(a, attributes),
             "Dropout" => {

@@ -18,9 +18,12 @@ enum Chain {
     Replaced,
     /// SiLU, bias by distance, and a mask that multiplies.
     Gated,
+    /// Softmax of logits, of which padding is infinite, with zeros if everything is padding. The mask is looked up by a
+    /// product, as PyTorch exports that of an encoder.
+    Guarded,
 }
 
-const CHAINS: [Chain; 3] = [Chain::Causal, Chain::Replaced, Chain::Gated];
+const CHAINS: [Chain; 4] = [Chain::Causal, Chain::Replaced, Chain::Gated, Chain::Guarded];
 const FAR: f32 = -1e9;
 
 /// Builds self-attention over a sequence, input 0, with a mask, input 1, of each row or of the user.
@@ -70,8 +73,15 @@ fn attention(sizes: Sizes, chain: Chain, side: Side) -> Result<Graph> {
             let silu = graph.unary(Unary::Silu, scores)?;
             graph.binary(Binary::Add, silu, bias)?
         }
+        Chain::Guarded => {
+            let same = (0..steps * steps).map(|n| f32::from(u8::from(n % steps == n / steps))).collect();
+            let (same, far) = (graph.number(vec![steps, steps], same)?, graph.number(vec![], vec![f32::NEG_INFINITY])?);
+            let mask = graph.matmul(mask, same)?;
+            let less = graph.binary(Binary::Drop, mask, far)?;
+            graph.binary(Binary::Add, scores, less)?
+        }
     };
-    let weights = match chain {
+    let mut weights = match chain {
         Chain::Gated => {
             let is_past = graph.number(vec![1, 1, steps, steps], is_past)?;
             let past = graph.binary(Binary::Mul, logits, is_past)?;
@@ -85,6 +95,10 @@ fn attention(sizes: Sizes, chain: Chain, side: Side) -> Result<Graph> {
             graph.binary(Binary::Div, each, sum)?
         }
     };
+    if let Chain::Guarded = chain {
+        let is_nan = graph.unary(Unary::IsNan, weights)?;
+        weights = graph.binary(Binary::Drop, is_nan, weights)?;
+    }
     let seen = graph.matmul(weights, v)?;
     let seen = graph.transpose(seen, &[0, 2, 1, 3])?;
     let seen = graph.reshape(seen, vec![1, steps * all], rows)?;
@@ -104,13 +118,15 @@ proptest! {
     #[test]
     fn fused_attention_computes_what_its_graph_says(
         steps in prop_oneof![2 => 32usize..40, 2 => 40usize..60], heads in 1usize..4, width in 1usize..24,
-        chain in 0usize..3, rows in 1usize..20, is_user in any::<bool>(),
+        chain in 0usize..4, rows in 1usize..20, is_user in any::<bool>(),
     ) {
         let sizes = Sizes { steps, heads, width };
         let side = if is_user { Side::User } else { Side::Pair };
         let graph = attention(sizes, CHAINS[chain], side).unwrap();
         let both = RowProgram::of(&graph, Precision::F32, Kernels::best()).unwrap();
         prop_assert!(both.straight.has_attention() && both.collapsed.has_attention(), "{}", both);
+        let is_guarded = matches!(CHAINS[chain], Chain::Guarded);
+        prop_assert_eq!(both.to_string().contains("softmax or zeros"), is_guarded, "{}", both);
         let sequence = |n: usize| numbers(steps * heads * width, n);
         // Padding on the left, on the right, everywhere, and nowhere.
         let mask = |n: usize| {

@@ -495,3 +495,27 @@ fn steps_that_no_index_names_are_not_computed() {
         "{narrow}"
     );
 }
+
+#[test]
+fn a_choice_between_numbers_and_zeros_is_one_operation() {
+    let graph = |choice: &str| {
+        let zero = TensorProto { float_data: vec![0.0], ..floats("zero", &[]) };
+        let nodes = vec![node("no = IsNaN(x)", &[]), node("yes = Not(no)", &[]), node(choice, &[])];
+        compiled(nodes, vec![zero, floats("half", &[])], &[3, 4]).unwrap()
+    };
+    let row = |n: usize| (0..16).map(|k| if k % 3 == n { f32::NAN } else { k as f32 - 4.0 }).collect::<Vec<f32>>();
+    let cases = [
+        ("out = Where(no, zero, x)", 0.0, true),
+        ("out = Where(yes, x, zero)", 0.0, true),
+        ("out = Where(no, half, x)", 0.5, false),
+    ];
+    for (choice, instead, is_one) in cases {
+        let program = graph(choice);
+        for (n, got) in run(&program, 3, &[], &row).iter().enumerate() {
+            let want: Vec<f32> = row(n)[..12].iter().map(|x| if x.is_nan() { instead } else { *x }).collect();
+            near(got, &want, choice);
+        }
+        let text = program.to_string();
+        assert_eq!(!text.contains("add "), is_one, "{choice}: {text}");
+    }
+}
