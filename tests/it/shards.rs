@@ -10,7 +10,7 @@ use sterling::graph::tower::Threads;
 use sterling::index::ivf::Rescore;
 use sterling::items::shard_of;
 use sterling::publish::{Output, Plan, Source};
-use sterling::request::{Answer, Content, Embed, Rank, Ranked, Reading, Request, Retrieve, Select, User};
+use sterling::request::{Answer, Content, Embed, EmbeddedUser, Rank, Ranked, Reading, Request, Retrieve, Select, User};
 use sterling::server::gather::{Gathered, ShardAnswer, Sharded, embed, rank, retrieve};
 use sterling::serving::pass::{self, Cpu};
 use sterling::serving::view::View;
@@ -266,9 +266,8 @@ fn tensors_of_the_user_are_made_once_and_sent_along() {
         features.iter().flat_map(|f| [1, 3, 9].map(|k| json!({"features": f, "k": k, "exact": true}))).collect();
     check(&of_all, &cut(store.path(), &made.publication(), 2), &bodies);
     // An embedding that no tower of this version made is rejected.
-    let embedded = |query: Vec<f32>, tensors: Vec<Vec<f32>>| {
-        User::Embedded(sterling::request::EmbeddedUser { query, tensors, largest: None })
-    };
+    let embedded =
+        |query: Vec<f32>, tensors: Vec<Vec<f32>>| User::Embedded(EmbeddedUser { query, tensors, largest: None });
     for user in [
         embedded(vec![1.0], Vec::new()),
         embedded(vec![1.0, 2.0], vec![vec![1.0]]),
@@ -514,6 +513,11 @@ fn a_number_that_overflows_the_reranker_is_invalid_at_any_number_of_shards() {
         assert_eq!(error.kind(), Kind::Invalid, "{error}");
         assert!(error.to_string().contains("feature `x`: got the number 2e2: "), "{error}");
     }
+    // A large number that the tower made from ordinary ones is a fault of the model.
+    let query = vec![200.0, 0.5, 0.0, 0.0];
+    let user = User::Embedded(EmbeddedUser { query, tensors: vec![vec![]], largest: None });
+    let error = wait(retrieve(&InProcess::new(&views), Retrieve { user, ..request(0.5) }, 1.0)).unwrap_err();
+    assert_eq!(error.kind(), Kind::Internal, "{error}");
 }
 
 /// Checks that the answer of shards is that of one server, or the same error.

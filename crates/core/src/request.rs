@@ -208,17 +208,8 @@ impl User {
         match self {
             User::Features(_) => None,
             User::Vector(vector) => LargestNumber::of_query(vector),
-            User::Embedded(user) => user.largest(),
+            User::Embedded(user) => user.largest.clone(),
         }
-    }
-}
-
-impl EmbeddedUser {
-    /// Returns the number that may have made an output not finite: the largest number of the features from which the
-    /// tensors were computed, or a huge number of the tensors.
-    pub fn largest(&self) -> Option<LargestNumber> {
-        let huge = |numbers: &Vec<f32>| LargestNumber::of(numbers, || "the user".into()).filter(LargestNumber::is_huge);
-        self.largest.clone().or_else(|| [&self.query].into_iter().chain(&self.tensors).find_map(huge))
     }
 }
 

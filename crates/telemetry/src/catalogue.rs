@@ -160,7 +160,7 @@ const METRICS: &[Metric] = &[
         "sterling_undefined_candidates_total",
         Counter,
         Open("model"),
-        "candidates omitted because the reranker's scores are NaN",
+        "candidates for which the reranker's scores are NaN",
     ),
     metric("sterling_unseen_ids_total", Counter, Open("table"), "looked-up ids that are not in the table"),
     metric(

@@ -54,7 +54,7 @@ impl Planner<'_> {
         };
         let offsets = [offsets(group.chain[0], true)?, offsets(group.chain[0], false)?, offsets(id, false)?];
         self.indexed += offsets.iter().map(|offsets| offsets.len()).sum::<usize>();
-        self.buffered += count * tile_numbers(&sizes);
+        self.tiled = self.tiled.max(count * tile_numbers(&sizes));
         let [a, b, c] = group.factors;
         let factors = [self.place(a)?, self.place(b)?, self.place(c)?];
         Ok(Some(Work::Attention(Box::new(AttentionWork { factors, offsets, sizes, links: made, last, tiles: count }))))

@@ -286,8 +286,11 @@ impl Rewriter<'_> {
         if inverse && self.is_computed_number(&affine) {
             return Ok(None);
         }
-        let factor = self.from.constant(shared).map_or(UNKNOWN, largest_magnitude);
-        let factor = if inverse { factor.recip() } else { factor };
+        let largest = |numbers: &[f32]| match inverse {
+            true => numbers.iter().fold(0.0, |most, x| x.recip().abs().max(most)),
+            false => largest_magnitude(numbers),
+        };
+        let factor = self.from.constant(shared).map_or(UNKNOWN, largest);
         let mut affine = self.summed_first(a, affine, factor)?;
         let has_full = affine.parts.iter().any(|(_, m)| matches!(m, Matrix::Full(_)));
         if !self.is_eager && has_full && other.side != Side::Constant {

@@ -93,6 +93,7 @@ pub(super) fn plan(graph: &Graph, precision: Precision, fuses: bool) -> Result<P
         last: vec![0; graph.values.len()],
         home: Vec::new(),
         buffered: 0,
+        tiled: 0,
         indexed: 0,
         packed: HashMap::new(),
         tenants: Vec::new(),
@@ -206,8 +207,10 @@ pub(super) struct Planner<'a> {
     /// Per home, the position of its last reader in the order of values.
     pub(super) last: Vec<usize>,
     pub(super) packed: HashMap<Vec<Id>, usize>,
-    /// Count of numbers in all buffers for one row, and in the scratch memory of attention.
+    /// Count of numbers in all buffers for one row.
     pub(super) buffered: usize,
+    /// Count of numbers in the tiles of attention, which all steps share.
+    pub(super) tiled: usize,
     /// Count of indices that the steps hold in addition to those of the graph.
     pub(super) indexed: usize,
     /// Number of values in each row buffer that are still to be read.
@@ -301,6 +304,7 @@ impl Planner<'_> {
             }
         }
         self.plan.given_stride = offset.next_multiple_of(LANES);
+        self.buffered += self.plan.given_stride;
     }
 
     /// Frees the buffers whose last reader is value `id`, at position `at` of the order.
@@ -336,7 +340,8 @@ impl Planner<'_> {
     }
 
     fn check_numbers(&self, buffered_max: usize) -> Result<()> {
-        let Planner { buffered, indexed, .. } = *self;
+        let Planner { indexed, .. } = *self;
+        let buffered = self.buffered + self.tiled;
         if buffered > buffered_max || indexed > NUMBERS_MAX {
             return Err(Error::unsupported(format!(
                 "{buffered} numbers in the buffers of a request with one row and {indexed} indices, expected at most \

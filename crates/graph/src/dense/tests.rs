@@ -324,6 +324,23 @@ fn sums_of_large_terms_are_made_before_they_are_multiplied() {
     }
 }
 
+/// Columns of different deviations: the smallest divisor decides.
+#[test]
+fn sums_are_made_before_they_are_divided_by_a_small_number() {
+    let mut graph = Graph::new(vec![input(Side::Pair, 2)]);
+    let column = graph.input(0).unwrap();
+    let offset = graph.number(vec![2], vec![50.0, 0.0]).unwrap();
+    let deviation = graph.number(vec![2], vec![1e-3, 1.0]).unwrap();
+    let sum = graph.binary(Binary::Add, column, offset).unwrap();
+    graph.outputs = vec![graph.binary(Binary::Div, sum, deviation).unwrap()];
+    let both = RowProgram::of(&graph, Precision::F32, Kernels::best()).unwrap();
+    for plan in [&both.straight, &both.collapsed] {
+        let program = RowProgram { straight: plan.clone(), collapsed: plan.clone(), ..both.clone() };
+        let made = run(&program, 1, &[], &|_| vec![-50.001, 3.0]).remove(0);
+        near(&made, &[(50.0 - 50.001) / 1e-3, 3.0], "near the mean");
+    }
+}
+
 #[test]
 fn only_numbers_that_lie_in_memory_are_limited() {
     let wide = || Graph::new(vec![input(Side::Pair, 1 << 20)]);

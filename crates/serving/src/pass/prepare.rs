@@ -350,10 +350,7 @@ fn check_embedded(view: &View, user: &EmbeddedUser) -> Result<()> {
     if got != expected {
         return Err(Error::invalid(format!("tensors of {got:?} numbers, expected {expected:?}")));
     }
-    match user.tensors.iter().flatten().find(|x| x.is_nan()) {
-        Some(_) => Err(Error::invalid("a tensor holds NaN, expected numbers")),
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 fn check_vector(view: &View, vector: &[f32]) -> Result<()> {

@@ -96,7 +96,7 @@ impl Prepared {
     pub(super) fn largest(&self) -> Option<LargestNumber> {
         match &self.query {
             Query::Vector(vector) => LargestNumber::of_query(vector),
-            Query::Embedded(user) => user.largest(),
+            Query::Embedded(user) => user.largest.clone(),
             Query::Features { row, .. } => row.largest(self.view.main().package.user.as_ref()?.features()),
         }
     }
@@ -113,13 +113,13 @@ impl Prepared {
         }
         let main = self.view.main();
         let file = main.package.overarch.as_ref().map_or("overarch", |overarch| overarch.graph().0);
+        let model = main.manifest.name.clone();
+        metrics::counter!("sterling_undefined_candidates_total", "model" => model).increment(undefined as u64);
         let largest = self.largest();
         let is_huge = largest.as_ref().is_some_and(LargestNumber::is_huge);
         if is_huge || (undefined == count && !self.is_share()) {
             return Err(not_finite(&format!("{file}: `logits` holds NaN"), largest));
         }
-        let model = main.manifest.name.clone();
-        metrics::counter!("sterling_undefined_candidates_total", "model" => model).increment(undefined as u64);
         Ok(())
     }
 
