@@ -515,7 +515,7 @@ fn a_number_that_overflows_the_reranker_is_invalid_at_any_number_of_shards() {
     }
     // A large number that the tower made from ordinary ones is a fault of the model.
     let query = vec![200.0, 0.5, 0.0, 0.0];
-    let user = User::Embedded(EmbeddedUser { query, tensors: vec![vec![]], largest: None });
+    let user = User::Embedded(EmbeddedUser { query, tensors: Vec::new(), largest: None });
     let error = wait(retrieve(&InProcess::new(&views), Retrieve { user, ..request(0.5) }, 1.0)).unwrap_err();
     assert_eq!(error.kind(), Kind::Internal, "{error}");
 }
