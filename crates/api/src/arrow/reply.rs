@@ -227,9 +227,9 @@ fn data_type(kind: CellKind) -> DataType {
 fn batch(parts: &[Part<'_>], schema: SchemaRef, columns: &[(String, CellKind)], is_list: bool) -> Result<RecordBatch> {
     let count = parts.iter().map(|part| part.rows.len()).sum();
     // Arrays are allocated once, without spare capacity.
-    let numbers = |of: &dyn Fn(&Part<'_>) -> Vec<f32>| -> ArrayRef {
+    let numbers = |of: &dyn Fn(&Items) -> &[f32]| -> ArrayRef {
         let mut all = Vec::with_capacity(count);
-        parts.iter().for_each(|part| all.extend(of(part)));
+        parts.iter().for_each(|part| all.extend_from_slice(&of(part.items)[part.rows.clone()]));
         Arc::new(Float32Array::from(all))
     };
     let mut arrays: Vec<ArrayRef> = Vec::with_capacity(schema.fields().len());
@@ -241,11 +241,11 @@ fn batch(parts: &[Part<'_>], schema: SchemaRef, columns: &[(String, CellKind)], 
     let mut ids = Vec::with_capacity(count);
     parts.iter().for_each(|part| ids.extend(part.items.ranked.ids[part.rows.clone()].iter().map(|id| id.0)));
     arrays.push(Arc::new(Int64Array::from(ids)));
-    arrays.push(numbers(&|part| part.items.ranked.scores[part.rows.clone()].to_vec()));
-    arrays.push(numbers(&|part| part.items.ranked.similarities[part.rows.clone()].to_vec()));
+    arrays.push(numbers(&|items| &items.ranked.scores));
+    arrays.push(numbers(&|items| &items.ranked.similarities));
     let tasks = schema.fields().len() - arrays.len() - columns.len();
     for task in 0..tasks {
-        arrays.push(numbers(&|part| part.items.task(task)[part.rows.clone()].to_vec()));
+        arrays.push(numbers(&|items| items.task(task)));
     }
     for (name, kind) in columns {
         let cells = parts.iter().flat_map(|part| {

@@ -340,8 +340,7 @@ impl Planner<'_> {
     }
 
     fn check_numbers(&self, buffered_max: usize) -> Result<()> {
-        let Planner { indexed, .. } = *self;
-        let buffered = self.buffered + self.tiled;
+        let (buffered, indexed) = (self.buffered + self.tiled, self.indexed);
         if buffered > buffered_max || indexed > NUMBERS_MAX {
             return Err(Error::unsupported(format!(
                 "{buffered} numbers in the buffers of a request with one row and {indexed} indices, expected at most \

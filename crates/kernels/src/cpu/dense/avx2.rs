@@ -122,14 +122,14 @@ pub(super) unsafe fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &m
 /// As [`map1`].
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn softmax(numbers: &mut [f32], width: usize) {
-    normalize::softmax::<true>(numbers, width, normalize::max, normalize::sum);
+    normalize::softmax::<true>(numbers, width);
 }
 
 /// # Safety
 /// As [`map1`].
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn norm(norm: &Norm<'_>, input: &Operand<'_>, target: &mut MapTarget<'_>) {
-    normalize::norm(norm, input, target, normalize::sum, normalize::sum_of_squares);
+    normalize::norm(norm, input, target);
 }
 
 /// # Safety

@@ -26,17 +26,17 @@ pub struct Norm<'a> {
 }
 
 #[inline(always)]
-pub(super) fn max(run: &[f32]) -> f32 {
+fn max(run: &[f32]) -> f32 {
     lanes(run, Fold::Max.identity_element(), larger)
 }
 
 #[inline(always)]
-pub(super) fn sum(run: &[f32]) -> f32 {
+fn sum(run: &[f32]) -> f32 {
     lanes(run, 0.0, |x, y| x + y)
 }
 
 #[inline(always)]
-pub(super) fn sum_of_squares(run: &[f32]) -> f32 {
+fn sum_of_squares(run: &[f32]) -> f32 {
     let mut sums = [0f32; LANES];
     let (complete, rest) = run.as_chunks::<LANES>();
     for chunk in complete {
@@ -66,12 +66,7 @@ fn each(run: &mut [f32], f: impl Fn(f32) -> f32) {
 const RUNS: usize = 16;
 
 #[inline(always)]
-pub(super) fn softmax<const FMA: bool>(
-    numbers: &mut [f32],
-    width: usize,
-    max: impl Fn(&[f32]) -> f32,
-    sum: impl Fn(&[f32]) -> f32,
-) {
+pub(super) fn softmax<const FMA: bool>(numbers: &mut [f32], width: usize) {
     let width = width.max(1);
     for runs in numbers.chunks_mut(RUNS * width) {
         let mut folded = [0.0; RUNS];
@@ -91,13 +86,7 @@ pub(super) fn softmax<const FMA: bool>(
 }
 
 #[inline(always)]
-pub(super) fn norm(
-    norm: &Norm<'_>,
-    input: &Operand<'_>,
-    target: &mut MapTarget<'_>,
-    sum: impl Fn(&[f32]) -> f32,
-    sum_of_squares: impl Fn(&[f32]) -> f32,
-) {
+pub(super) fn norm(norm: &Norm<'_>, input: &Operand<'_>, target: &mut MapTarget<'_>) {
     let width = norm.width;
     for r in 0..target.rows {
         for o in 0..target.outer {

@@ -64,11 +64,11 @@ pub(super) fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &mut MapT
 }
 
 pub(super) fn softmax(numbers: &mut [f32], width: usize) {
-    normalize::softmax::<false>(numbers, width, normalize::max, normalize::sum);
+    normalize::softmax::<false>(numbers, width);
 }
 
 pub(super) fn norm(norm: &Norm<'_>, input: &Operand<'_>, target: &mut MapTarget<'_>) {
-    normalize::norm(norm, input, target, normalize::sum, normalize::sum_of_squares);
+    normalize::norm(norm, input, target);
 }
 
 pub(super) fn fold_equal(keys: &Keys<'_>, folds: &[EqualFold<'_>], out: &mut [f32], stride: usize) {
