@@ -5,6 +5,7 @@
 // The number of cases is printed.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
@@ -250,6 +251,8 @@ struct Script<'a> {
     /// Expected items, each with the first number of its vector.
     items: BTreeMap<i64, f32>,
     position: u64,
+    /// Version that must become active.
+    active: Cell<u64>,
     /// Last number used in a vector.
     given: f32,
     starts: usize,
@@ -260,7 +263,7 @@ impl<'a> Script<'a> {
         let reported = faults.clone();
         let store = failing(Store::new(root.join("store")), Arc::new(move |name| reported.on_call(name)));
         let items = BTreeMap::new();
-        Script { root, faults, store, server: None, items, position: 0, given: 1000.0, starts: 0 }
+        Script { root, faults, store, server: None, items, position: 0, active: Cell::new(0), given: 1000.0, starts: 0 }
     }
 
     fn server(&self) -> &Server {
@@ -332,6 +335,9 @@ impl<'a> Script<'a> {
             publish().unwrap()
         });
         self.items = (0..ITEMS).map(|id| (id, id as f32)).collect();
+        if self.active.get() == 0 {
+            self.active.set(version);
+        }
         version
     }
 
@@ -379,10 +385,14 @@ impl<'a> Script<'a> {
         self.see();
     }
 
-    /// Waits until the active version shows all acknowledged updates, and compares.
+    /// Waits until the expected version is active and shows all acknowledged updates, and compares. After a start at which
+    /// the store fails, another version may answer first.
     fn see(&self) {
         let seen = self.until("acknowledged updates", || {
             let loaded = self.server().registry.get(MODEL, VersionSelector::Active).ok()?;
+            if loaded.version() != self.active.get() {
+                return None;
+            }
             assert_eq!(loaded.content().stalled(), None);
             let view = loaded.view();
             if view.position() < self.position {
@@ -409,6 +419,7 @@ impl<'a> Script<'a> {
         };
         let merged = caught(merged).flatten().or_else(|| caught(merged).flatten()).or_else(merged).unwrap();
         assert_eq!((merged.position, merged.items), (self.position, self.items.len()));
+        self.active.set(merged.version);
         self.until("merged version", || self.is_active(merged.version).then_some(()));
         self.see();
         merged.version
@@ -439,6 +450,7 @@ impl<'a> Script<'a> {
     }
 
     fn activate(&self, version: u64) {
+        self.active.set(version);
         self.desired_state(
             "the version",
             |desired_state| desired_state.answer(Some(version)),
