@@ -454,11 +454,11 @@ impl<J> Queue<J> {
         if !is_short || !self.has_worker_for(ask) || delays_others() || !has_core() {
             return None;
         }
+        let worker = (0..self.running.len()).find(|&worker| self.running[worker].is_none() && ready(worker))?;
         self.received(ask, now);
         if self.waiting() > 0 {
             self.waiting[ask.priority as usize].charge(ask.flow, ask.cost_estimate);
         }
-        let worker = (0..self.running.len()).find(|&worker| self.running[worker].is_none() && ready(worker))?;
         self.running[worker] = Some(Running {
             began: now,
             deadline: ask.deadline,
