@@ -8,7 +8,8 @@ use axum::Extension;
 use axum::extract::Request;
 use axum::http::request::Parts;
 use axum::response::IntoResponse as _;
-use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::task::yield_now;
 
 use super::access::Caller;
@@ -328,9 +329,15 @@ pub(super) async fn side_by_side(
     }
     let share = call.hold_answer(app, cost, widest)?;
     let (count, started) = (prepared.len(), Instant::now());
-    let mut calls = Vec::with_capacity(count);
+    let mut calls = FuturesUnordered::new();
+    let mut results = Vec::new();
+    results.resize_with(count, || None);
     for (n, prepared) in prepared.into_iter().enumerate() {
         if n > 0 && n.is_multiple_of(SUBMITTED_PER_POLL) {
+            // Each call sets its timer at its first poll; a thousand first polls at once would delay other connections.
+            while let Some(Some((n, result))) = calls.next().now_or_never() {
+                results[n] = Some(result);
+            }
             yield_now().await;
         }
         let entry = entry(app, prepared, (call, started), &share);
@@ -339,10 +346,14 @@ pub(super) async fn side_by_side(
             if let Some(watched) = watched {
                 watched.ended(entry.as_ref().err());
             }
-            entry
+            (n, entry)
         });
     }
-    let mut results = join_all(calls).await;
+    while let Some((n, result)) = calls.next().await {
+        results[n] = Some(result);
+    }
+    drop(calls);
+    let mut results: Vec<Result<Entry>> = results.into_iter().flatten().collect();
     // If no request was admitted, the whole call is rejected, so that load balancers see the status.
     let is_refused = |r: &Result<Entry>| r.as_ref().is_err_and(|e| e.kind() == Kind::Overloaded);
     if results.iter().all(is_refused)
