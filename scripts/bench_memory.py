@@ -7,7 +7,8 @@ A server with the memory that `sterling serve --check` advises and a router with
 cgroups with this limit, as root. A client requests random answers of all forms from both: JSON, columns, Arrow, tensors, pages,
 lists, rankings, items by text and values of columns; any number of results up to the limit, columns of 0 to 64 kB per item;
 compressed or not; read at once, slowly, or aborted. Neither process may be killed or reach the advice, and the p99 of small
-requests of another caller at the server may be at most 3 times its value without load.
+requests of another caller at the server may be at most 3 times its value without load. The same requests to a second server,
+which nobody else uses, show what the processes that share the cores cost.
 
 Needs cgroups of version 1 or 2; without them nothing is measured. RLIMIT_AS is no substitute: it limits address space, of
 which a process maps far more than it uses.
@@ -283,15 +284,18 @@ def main():
     with contextlib.ExitStack() as stack:
         groups = [stack.enter_context(Group(name, mib)) for name, mib in (("server", advised), ("router", advised_router))]
         server = stack.enter_context(Server(STERLING, folder, environment=guarded).within(groups[0]))
+        neighbour = stack.enter_context(Server(STERLING, folder, environment=guarded))
         router = stack.enter_context(Router([server], guarded | {"STERLING_ROUTE__KEY": key["router"]}).within(groups[1]))
         processes = {"server": server, "router": router}
-        wait("both models are served", lambda: served(server, key["other"]) == set(COLUMNS))
-        bench(server.url, "--key", key["other"], "--model", "many", "--requests", requests, "--rate", RATE, "--seconds", 2)
+        for one in (server, neighbour):
+            wait("both models are served", lambda: served(one, key["other"]) == set(COLUMNS))
+            bench(one.url, "--key", key["other"], "--model", "many", "--requests", requests, "--rate", RATE, "--seconds", 2)
         header("small requests", "requests", "answered", "p50 ms", "p99 ms")
         alone, _ = small(server, key["other"], requests, "alone")
         addresses = {name: process.address for name, process in processes.items()}
         with beside(attack, addresses, key["attacker"]) as counts:
             p99, lost = small(server, key["other"], requests, "beside the readers")
+            small(neighbour, key["other"], requests, "at an unused server")
         tell(counts)
         header("process", "advised MiB", "peak MiB")
         for (name, process), group in zip(processes.items(), groups):

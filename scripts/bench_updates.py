@@ -396,7 +396,8 @@ def new_kinds():
                     for body in put_bodies(range(ITEMS + at, ITEMS + until), fresh[at:until], size):
                         position = post(server, connection, body)["position"]
                     rate = (until - at) / (time.perf_counter() - start)
-                    see(connection, position)
+                    # A call waits as long as a request may take; on a busy machine the updates may take longer.
+                    wait("the updates are visible", lambda: see(connection, position))
                     at, rows = until, np.vstack([old, fresh[:until]])
                     of_new, of_old = (found(server, asked[kind], rows) for kind in ("new", "old"))
                     lowest = [min(lowest[0], of_new), min(lowest[1], of_old - before)]
