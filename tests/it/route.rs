@@ -678,31 +678,42 @@ fn a_router_names_its_clients_to_its_servers() {
         assert_eq!(code, 0, "{err}");
         out.trim().to_owned()
     };
-    let [shop, books, own] = [&["shop"][..], &["books"], &["router", "--router"]].map(key);
+    let names = [&["shop", "--role", "write"][..], &["books"], &["router", "--router", "--role", "write"]];
+    let [shop, books, own] = names.map(key);
     assert_eq!(std::fs::read_to_string(&keys).unwrap().matches("router = true").count(), 1);
     let mut command = sterling();
     command.env("STERLING_HTTP__DRAIN_MS", "0").env("STERLING_ACCESS__KEYS", &keys);
-    let server = Server::spawn(command.args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(store.path()));
+    command.args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(store.path());
+    let server = Server::spawn(command.arg("--updates").arg(store.path().join("updates")));
     server.wait_ready();
     let wire = Wire::to(server.address.rsplit_once(':').unwrap().1.parse().unwrap());
     let variables = [("STERLING_ACCESS__KEYS", keys.as_str()), ("STERLING_ROUTE__KEY", &own)];
     let router = route_with(&variables, [&*wire.address()]);
     router.wait_ready();
     // Returns the client that the calls to the server named.
-    let client = |key: &str| {
+    let client = |key: &str, (call, body): (&str, Value)| {
         wire.take_sent();
-        let call = agent().post(format!("http://{}/v1/models/vectors:retrieve", router.address));
+        let url = format!("http://{}/v1/models/vectors{call}", router.address);
+        let bearer = format!("Bearer {key}");
         // A client cannot choose its number.
-        let call = call.header("authorization", format!("Bearer {key}")).header("sterling-client", "7");
-        let status = call.send_json(json!({"vector": [1, 0, 0, 0], "k": 3})).unwrap().status().as_u16();
-        assert_eq!(status, 200);
+        let own = [("authorization", &*bearer), ("sterling-client", "7")];
+        let answer = if body.is_null() {
+            own.iter().fold(agent().get(&url), |call, (name, value)| call.header(*name, *value)).call()
+        } else {
+            own.iter().fold(agent().post(&url), |call, (name, value)| call.header(*name, *value)).send_json(body)
+        };
+        assert_eq!(answer.unwrap().status().as_u16(), 200);
         let sent = String::from_utf8_lossy(&wire.take_sent()).into_owned();
         let named: BTreeSet<_> = sent.lines().filter_map(|line| line.strip_prefix("sterling-client: ")).collect();
         assert_eq!(named.len(), 1, "{sent}");
         named.first().unwrap().parse::<u64>().unwrap()
     };
-    let clients = [&shop, &books, &shop].map(|key| client(key));
+    let retrieval = || (":retrieve", json!({"vector": [1, 0, 0, 0], "k": 3}));
+    let clients = [&shop, &books, &shop].map(|key| client(key, retrieval()));
     assert!(clients[0] == clients[2] && clients[0] != clients[1] && !clients.contains(&7), "{clients:?}");
+    for call in [("/items:delete", json!({"ids": [1]})), ("/items:position", Value::Null)] {
+        assert_eq!(client(&shop, call.clone()), clients[0], "{call:?}");
+    }
 }
 
 #[test]

@@ -12,6 +12,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use axum::body::Bytes;
+use axum::http::HeaderValue;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +21,7 @@ use sterling_core::error::{Error, Kind, Result};
 use sterling_core::limits::{
     COLUMNS_MAX, CONSTANTS_MAX, EXCLUDE_MAX, FEATURE_IDS_MAX, FEATURES_MAX, FILTER_BYTES_MAX, QUERIES_MAX,
 };
+use sterling_core::quota::Flow;
 use sterling_core::request::{Content, Features, Priority, Reading, Request, Retrieve, User, Values};
 use sterling_core::units::ItemId;
 
@@ -56,6 +58,11 @@ pub const BACKGROUND_HEADER: &str = "sterling-background";
 /// Header with the number that a router gives its client. Servers schedule the call as one of this client if the key of the call
 /// is a router's.
 pub const CLIENT_HEADER: &str = "sterling-client";
+
+/// Returns the header that names a client; `None` without a client.
+pub fn client_header(flow: Flow) -> Option<(&'static str, HeaderValue)> {
+    (flow != Flow::default()).then(|| (CLIENT_HEADER, flow.0.into()))
+}
 
 /// Identity of a version's view at its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -14,8 +14,8 @@ use super::client::{Client, Outgoing};
 use super::editions::Edition;
 use super::inquiry::{Inquiry, ReplicaGroup, TimedAnswer};
 use super::protocol::{
-    ANY_VIEW, BACKGROUND_HEADER, CLIENT_HEADER, Operation, POSITION_HEADER, PassCall, PassReply, Replied, VIEW_HEADER,
-    ViewPosition, read_reply, write,
+    ANY_VIEW, BACKGROUND_HEADER, Operation, POSITION_HEADER, PassCall, PassReply, Replied, VIEW_HEADER, ViewPosition,
+    client_header, read_reply, write,
 };
 use crate::gather::{ShardAnswer, Sharded};
 use sterling_api::ItemJson;
@@ -159,9 +159,7 @@ impl ShardedRequest<'_> {
     /// Returns the headers of a call to a shard.
     fn headers(&self, shard: usize) -> Result<Vec<(&'static str, HeaderValue)>> {
         let background = self.terms.is_background.then(|| (BACKGROUND_HEADER, HeaderValue::from_static("1")));
-        let flow = self.terms.flow;
-        let client = (flow != Flow::default()).then(|| (CLIENT_HEADER, flow.0.into()));
-        Ok(self.sees(shard)?.into_iter().chain(background).chain(client).collect())
+        Ok(self.sees(shard)?.into_iter().chain(background).chain(client_header(self.terms.flow)).collect())
     }
 
     /// Returns the headers with the updates that the answer must include.

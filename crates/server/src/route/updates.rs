@@ -16,11 +16,12 @@ use super::client::{Client, Failed, Outgoing};
 use super::fleet::Fleet;
 use super::inquiry::ReplicaGroup;
 use super::offering::ShardedVersion;
-use super::protocol::{Holdings, UpdateStorage};
+use super::protocol::{Holdings, UpdateStorage, client_header};
 use crate::gather::is_absence;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::items::shard_of;
 use sterling_core::locks::locked;
+use sterling_core::quota::Flow;
 use sterling_core::request::{Origin, VersionSelector};
 use sterling_core::units::ItemId;
 
@@ -47,6 +48,8 @@ pub struct ShardCall {
     pub key: Option<HeaderValue>,
     /// Id and trace of the call that caused this call.
     pub origin: Origin,
+    /// Client of that call.
+    pub flow: Flow,
 }
 
 /// Failure of a call to a shard.
@@ -149,8 +152,9 @@ impl ShardServers<'_> {
     /// The failure of the last queried server.
     pub async fn ask(&self, shard: usize, call: ShardCall, deadline: Instant) -> Result<Bytes, ShardFailure> {
         let home = &self.served.homes[shard];
-        let origin = call.origin;
-        let call = Outgoing { origin, ..Outgoing::plain(call.path, (call.body, call.media_type), call.key) };
+        let ShardCall { path, body, media_type, key, origin, flow } = call;
+        let headers = client_header(flow).into_iter().collect();
+        let call = Outgoing { headers, origin, ..Outgoing::plain(path, (body, media_type), key) };
         loop {
             let looked = self.fleet.looked.notified();
             let failure = match self.round(shard, &call, deadline).await {

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use super::super::answer::{Outcome, Rejection, json, problem};
 use super::super::call_id::CallId;
 use super::super::content_type::BodyType;
+use super::super::flow::flow_of;
 use super::super::items::{CallHeaders, ITEMS_SENT};
 use super::super::position::positions;
 use super::app::RouterApp;
@@ -24,6 +25,7 @@ use sterling_api::{
     DeleteRequest, DeleteResponse, FailedShard, PositionResponse, Problem, ShardPosition, UpdateResponse,
 };
 use sterling_core::error::{Error, Kind, Result};
+use sterling_core::quota::Flow;
 use sterling_core::request::Origin;
 use sterling_core::units::ItemId;
 
@@ -111,6 +113,7 @@ pub(super) async fn position(app: &RouterApp, model: &str, head: &Parts) -> Resu
             media_type: JSON,
             key: None,
             origin: origin.clone(),
+            flow: flow_of(&head.extensions),
         };
         Part { shard, places: Vec::new(), call }
     };
@@ -146,6 +149,7 @@ struct Calls {
     path: String,
     said: CallHeaders,
     origin: Origin,
+    flow: Flow,
     /// Positions that the caller expects, and those that must be visible first.
     expected: Option<Vec<u64>>,
     seen: Option<Vec<u64>>,
@@ -163,6 +167,7 @@ impl Calls {
             path: format!("/v1/models/{model}/items:{verb}"),
             said: CallHeaders::of(request, others)?,
             origin: CallId::origin(request.extensions()),
+            flow: flow_of(request.extensions()),
             expected: positions(uri, "if_position", shards)?,
             seen: positions(uri, "min_position", shards)?,
         })
@@ -183,7 +188,8 @@ impl Calls {
         let key = self.said.key.as_deref().and_then(|key| HeaderValue::from_str(key).ok());
         // JSON lines are forwarded as JSON.
         let media_type = if self.said.sent == BodyType::Arrow { sterling_api::ARROW_STREAM } else { JSON };
-        Part { shard, places, call: ShardCall { path, body: Some(body), media_type, key, origin: self.origin.clone() } }
+        let (body, origin, flow) = (Some(body), self.origin.clone(), self.flow);
+        Part { shard, places, call: ShardCall { path, body, media_type, key, origin, flow } }
     }
 }
 
