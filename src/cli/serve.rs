@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use super::output::{announce, say};
 use sterling_core::error::Result;
 use sterling_cuda::Choice;
+use sterling_kernels::memory::installed_bytes;
 use sterling_server::config::{CacheFlags, Config, Flags, TableFlags};
 use sterling_server::http::{self, AccessControl, Tls};
 use sterling_server::startup::{Server, prove, store};
@@ -125,7 +126,11 @@ fn check(config: &Config) -> Result<()> {
     let all = 2 * mebibytes(versions_bytes) + requests + bodies + PROGRAM_MB;
     say(format_args!(
         "memory: {all} MiB, with two versions of each model, {requests} for requests, {bodies} for bodies and answers, {PROGRAM_MB} for the rest of the program"
-    ))
+    ))?;
+    match installed_bytes().map(|bytes| bytes >> 20).filter(|installed| *installed < all) {
+        Some(installed) => say(format_args!("warning: this machine, or the limit of its cgroup, has {installed} MiB")),
+        None => Ok(()),
+    }
 }
 
 fn mebibytes(bytes: u64) -> u64 {

@@ -295,8 +295,12 @@ fn a_check_reports_the_configuration_and_starts_nothing() {
     for expected in ["would listen on http://127.0.0.1:8080", "calls need no key", "tiny version 1: ", "memory: "] {
         assert!(out.contains(expected), "{out}");
     }
-    std::fs::write(store.path().join("tiny/1/manifest.json"), "{").unwrap();
     let config = store.path().join("sterling.toml");
+    std::fs::write(&config, "[engine]\nmemory_mb = 1000000000").unwrap();
+    let (code, out, err) = run(&["serve", "--check", "--store", path, "--config", config.to_str().unwrap()]);
+    assert_eq!(code, 0, "{err}");
+    assert!(out.contains("warning: this machine, or the limit of its cgroup, has "), "{out}");
+    std::fs::write(store.path().join("tiny/1/manifest.json"), "{").unwrap();
     std::fs::write(&config, "stroe = 1").unwrap();
     for (arguments, expected) in [
         (vec!["--store", path], "manifest.json"),
