@@ -5,7 +5,7 @@
 
 CONNECTIONS of one caller send requests in a loop, each as soon as the previous request is answered or rejected: the most expensive
 request that counts as short, a request just below `engine.expensive_request_ms`, and the most expensive list that is allowed at all.
-Another caller sends its usual load, first to this server, then to a second server that nobody else uses: the difference to its p99
+Another caller sends its usual load, first to this server, then to a second server without other callers: the difference to its p99
 alone is what the processes that share the cores cost. Callers are identified by their keys, then, at a server without keys, by
 their addresses (127.0.0.2 and 127.0.0.1).
 """

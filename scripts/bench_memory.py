@@ -7,8 +7,8 @@ A server with the memory that `sterling serve --check` advises and a router with
 cgroups with this limit, as root. A client requests random answers of all forms from both: JSON, columns, Arrow, tensors, pages,
 lists, rankings, items by text and values of columns; any number of results up to the limit, columns of 0 to 64 kB per item;
 compressed or not; read at once, slowly, or aborted. Neither process may be killed or reach the advice, and the p99 of small
-requests of another caller at the server may be at most 3 times its value without load. The same requests to a second server,
-which nobody else uses, show what the processes that share the cores cost.
+requests of another caller at the server may be at most 3 times its value without load. The same requests to a second server
+without other callers show what the processes that share the cores cost.
 
 Needs cgroups of version 1 or 2; without them nothing is measured. RLIMIT_AS is no substitute: it limits address space, of
 which a process maps far more than it uses.
