@@ -22,18 +22,25 @@ const BF16_TOLERANCE: f64 = 0.02;
 const ROUNDED: [Mode; 3] = [Mode::Nearest, Mode::Random(1), Mode::Random(2)];
 /// Scores below this count as 0; such scores are `exp` of large negative logits.
 const LEAST_SCORE: f64 = 1e-30;
+/// Relative tolerance of a graph whose rounding noise is not evaluated.
+const TOLERANCE_UNKNOWN: f64 = 1e-4;
 /// Work of all evaluations of a graph in multiply-adds, about two seconds.
-const WORK: u64 = 1 << 30;
+pub(super) const WORK: u64 = 1 << 30;
+/// Work of the one evaluation of a larger graph, for one row.
+const WORK_ONCE: u64 = 1 << 34;
 
-/// Returns the number of rows, at most `most`, that can be compared if one row costs `work`.
-pub(super) fn rows_within(work: u64, most: usize) -> usize {
+/// Returns the number of rows, at most `most`, that can be compared within the work `limit` if one row costs `work`.
+pub(super) fn rows_within(limit: u64, work: u64, most: usize) -> usize {
     let evaluations = 1 + ROUNDED.len() as u64;
-    usize::try_from(WORK / (evaluations * work.max(1))).unwrap_or(most).clamp(2.min(most), most)
+    usize::try_from(limit / (evaluations * work.max(1))).unwrap_or(most).clamp(2.min(most), most)
 }
 
 /// Returns the work of one evaluation, in multiply-adds.
-pub(super) fn work_of(oracle: &Oracle, inputs: &[(String, Array)], outputs: &[&str]) -> Result<u64, Stop> {
-    let mut arithmetic = Arithmetic::new(Mode::Exact, WORK / 4);
+///
+/// # Errors
+/// `TooLarge` if all evaluations of the row would exceed `limit`.
+pub(super) fn work_of(oracle: &Oracle, inputs: &[(String, Array)], outputs: &[&str], limit: u64) -> Result<u64, Stop> {
+    let mut arithmetic = Arithmetic::new(Mode::Exact, limit / (1 + ROUNDED.len() as u64));
     oracle.run(inputs, outputs, &mut arithmetic, &mut |_, _, _| ())?;
     Ok(arithmetic.work())
 }
@@ -57,8 +64,8 @@ pub(super) fn first_nan(oracle: &Oracle, inputs: &[(String, Array)], outputs: &[
 pub(super) struct Expected {
     width: usize,
     numbers: Vec<f64>,
-    /// Deviation of each number by f32 rounding; infinite if f32 cannot represent it.
-    noise: Vec<f64>,
+    /// Deviation of each number by f32 rounding; infinite if f32 cannot represent it. `None` if it was not evaluated.
+    noise: Option<Vec<f64>>,
 }
 
 /// A number that differs from its reference value.
@@ -78,26 +85,72 @@ impl Expected {
         outputs: &[(&str, usize)],
         rows: usize,
     ) -> Result<Vec<Expected>, Stop> {
+        let mut expected = Expected::without_noise(oracle, inputs, outputs, (rows, u64::MAX))?;
+        Expected::add_noise(&mut expected, oracle, inputs, (outputs, &ROUNDED))?;
+        Ok(expected)
+    }
+
+    /// Evaluates the file of a large graph for one row and once only, without its rounding noise.
+    pub(super) fn of_large(
+        oracle: &Oracle,
+        inputs: &[(String, Array)],
+        outputs: &[(&str, usize)],
+    ) -> Result<Vec<Expected>, Stop> {
+        Expected::without_noise(oracle, inputs, outputs, (1, WORK_ONCE))
+    }
+
+    /// Adds the rounding noise of a large graph, from one more evaluation.
+    pub(super) fn add_noise_of_large(
+        expected: &mut [Expected],
+        oracle: &Oracle,
+        inputs: &[(String, Array)],
+        outputs: &[(&str, usize)],
+    ) -> Result<(), Stop> {
+        Expected::add_noise(expected, oracle, inputs, (outputs, &[Mode::Nearest]))
+    }
+
+    fn add_noise(
+        expected: &mut [Expected],
+        oracle: &Oracle,
+        inputs: &[(String, Array)],
+        (outputs, modes): (&[(&str, usize)], &[Mode]),
+    ) -> Result<(), Stop> {
         let names: Vec<&str> = outputs.iter().map(|(name, _)| *name).collect();
-        let run = |mode: Mode| oracle.run(inputs, &names, &mut Arithmetic::new(mode, u64::MAX), &mut |_, _, _| ());
-        let exact = run(Mode::Exact)?;
-        let rounded = ROUNDED.into_iter().map(run).collect::<Result<Vec<_>, Stop>>()?;
-        let one = |(n, &(name, width)): (usize, &(&str, usize))| {
-            let numbers = exact[n].reals()?.to_vec();
+        for mode in modes {
+            let rounded = oracle.run(inputs, &names, &mut Arithmetic::new(*mode, u64::MAX), &mut |_, _, _| ())?;
+            for (Expected { numbers, noise, .. }, rounded) in expected.iter_mut().zip(&rounded) {
+                let noise = noise.get_or_insert_with(|| vec![0.0; numbers.len()]);
+                let rounded = rounded.reals()?.iter().zip(&*numbers);
+                noise.iter_mut().zip(rounded).for_each(|(noise, (x, exact))| *noise = noise.max(moved(*x, *exact)));
+            }
+        }
+        Ok(())
+    }
+
+    fn without_noise(
+        oracle: &Oracle,
+        inputs: &[(String, Array)],
+        outputs: &[(&str, usize)],
+        (rows, limit): (usize, u64),
+    ) -> Result<Vec<Expected>, Stop> {
+        let names: Vec<&str> = outputs.iter().map(|(name, _)| *name).collect();
+        let exact = oracle.run(inputs, &names, &mut Arithmetic::new(Mode::Exact, limit), &mut |_, _, _| ())?;
+        let one = |(exact, &(name, width)): (&Array, &(&str, usize))| {
+            let numbers = exact.reals()?.to_vec();
             if numbers.len() != rows * width {
                 return Err(Stop::Invalid(format!(
                     "output `{name}` has shape {:?}, expected a multiple of {rows} rows",
-                    exact[n].shape
+                    exact.shape
                 )));
             }
-            let mut noise = vec![0.0f64; numbers.len()];
-            for rounded in &rounded {
-                let rounded = rounded[n].reals()?.iter().zip(&numbers);
-                noise.iter_mut().zip(rounded).for_each(|(noise, (x, exact))| *noise = noise.max(moved(*x, *exact)));
-            }
-            Ok(Expected { width, numbers, noise })
+            Ok(Expected { width, numbers, noise: None })
         };
-        outputs.iter().enumerate().map(one).collect()
+        exact.iter().zip(outputs).map(one).collect()
+    }
+
+    /// Returns whether the rounding noise is unknown.
+    pub(super) fn lacks_noise(&self) -> bool {
+        self.noise.is_none()
     }
 
     /// Returns the reference values of a row.
@@ -109,9 +162,13 @@ impl Expected {
     /// cases.
     pub(super) fn tolerances(&self, n: usize, largest: f64, is_bf16: bool) -> Vec<f64> {
         let scale = scale(self.row(n).iter().copied(), largest);
-        let noise = &self.noise[n * self.width..][..self.width];
         let (share, times) = if is_bf16 { (BF16_TOLERANCE, NOISE * BF16) } else { (TOLERANCE, NOISE) };
-        noise.iter().map(|noise| share * scale + times * noise).collect()
+        match &self.noise {
+            Some(noise) => {
+                noise[n * self.width..][..self.width].iter().map(|noise| share * scale + times * noise).collect()
+            }
+            None => vec![share.max(TOLERANCE_UNKNOWN) * scale; self.width],
+        }
     }
 }
 
@@ -199,7 +256,28 @@ pub(super) fn batch_score_tolerances(scores: &[f32], bounds: Option<&[[f64; 2]]>
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::sandbox::graphs::dense_layer;
+
+    #[test]
+    fn the_noise_of_a_large_graph_is_added_if_it_matters() {
+        let oracle = Oracle::read(&dense_layer(3, 2, 1.0)).unwrap();
+        let inputs = [("x".to_owned(), Array::real(vec![1, 3], vec![0.1, 1000.3, -1000.1]))];
+        let outputs = [("query", 2)];
+        let mut expected = Expected::of_large(&oracle, &inputs, &outputs).unwrap();
+        let scale = scale(expected[0].row(0).iter().copied(), 0.0);
+        assert!(expected[0].lacks_noise());
+        assert_eq!(expected[0].tolerances(0, 0.0, false), [TOLERANCE_UNKNOWN * scale; 2]);
+        Expected::add_noise_of_large(&mut expected, &oracle, &inputs, &outputs).unwrap();
+        assert!(!expected[0].lacks_noise());
+        let all = Expected::of(&oracle, &inputs, &outputs, 1).unwrap();
+        for (some, all) in expected[0].tolerances(0, 0.0, false).iter().zip(all[0].tolerances(0, 0.0, false)) {
+            assert!(TOLERANCE * scale <= *some && *some <= all, "{some} of {all}");
+        }
+        assert!(matches!(work_of(&oracle, &inputs, &["query"], 4), Err(Stop::TooLarge)));
+        assert_eq!(work_of(&oracle, &inputs, &["query"], WORK).unwrap(), 8);
+    }
 
     #[test]
     fn a_number_is_near_itself_and_nan_is_near_nan_alone() {

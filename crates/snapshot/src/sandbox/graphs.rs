@@ -53,6 +53,17 @@ fn port(name: &str, axes: usize) -> ValueInfoProto {
     ValueInfoProto { name: Some(name.into()), r#type: Some(TypeProto { tensor_type, sequence: None }) }
 }
 
+/// Returns the file of a linear layer from `x` to `query`; all weights are multiples of `weight`.
+pub(super) fn dense_layer(width: usize, columns: usize, weight: f32) -> Vec<u8> {
+    let mut builder = Builder::default();
+    let weights = (0..width * columns).map(|n| weight * (n as f32 / 8.0 - 0.5)).collect();
+    let weights = builder.floats(&[width, columns], weights);
+    builder.nodes.push(node("MatMul", &["x", &weights], "query"));
+    builder.inputs = vec![port("x", 2)];
+    builder.outputs = vec![port("query", 2)];
+    builder.bytes(17)
+}
+
 pub(super) fn node(operator: &str, inputs: &[&str], output: &str) -> NodeProto {
     NodeProto {
         name: Some(format!("make_{output}")),
@@ -110,8 +121,13 @@ impl Builder {
     }
 
     pub(super) fn bytes(&self, opset: i64) -> Vec<u8> {
-        let graph =
-            GraphProto { node: self.nodes.clone(), initializer: self.constants.clone(), ..GraphProto::default() };
+        let graph = GraphProto {
+            node: self.nodes.clone(),
+            initializer: self.constants.clone(),
+            input: self.inputs.clone(),
+            output: self.outputs.clone(),
+            ..GraphProto::default()
+        };
         let of = |domain: Option<&str>, version| OperatorSetIdProto {
             domain: domain.map(Into::into),
             version: Some(version),

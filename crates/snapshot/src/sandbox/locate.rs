@@ -33,7 +33,7 @@ impl Differing<'_> {
     pub(super) fn first(&self) -> Option<(String, Difference)> {
         let made = self.made(self.one)?;
         let doubled = self.made(self.two)?;
-        let work = compare::work_of(self.oracle, self.one, &[]).ok()?.saturating_mul(made.len() as u64);
+        let work = compare::work_of(self.oracle, self.one, &[], compare::WORK).ok()?.saturating_mul(made.len() as u64);
         if self.bytes.len().saturating_mul(made.len()) > BYTES_MAX || work > WORK_MAX {
             return None;
         }

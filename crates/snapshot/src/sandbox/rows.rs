@@ -56,6 +56,8 @@ pub(super) struct Bench<'a> {
     pub(super) threads: Threads,
     pub(super) scratch: tower::Scratch,
     reported: &'a dyn Fn(ValidationProgress),
+    /// Work of all reference evaluations of a graph; of a larger one, a single row is compared.
+    work_max: u64,
 }
 
 /// Outputs of a sample that ran alone, with the tolerances of the same outputs in a batch.
@@ -66,7 +68,8 @@ struct Alone {
 
 impl<'a> Bench<'a> {
     pub(super) fn new(package: &'a Package, reported: &'a dyn Fn(ValidationProgress)) -> Self {
-        Bench { package, threads: Threads::new(1), scratch: tower::Scratch::default(), reported }
+        let scratch = tower::Scratch::default();
+        Bench { package, threads: Threads::new(1), scratch, reported, work_max: compare::WORK }
     }
 
     /// Runs all graphs of the package.
@@ -138,7 +141,7 @@ impl<'a> Bench<'a> {
                 return Err(undefined(&output.name, &format!("{side} without features"), node));
             }
         }
-        let expected = oracle.as_ref().map_or(Ok(Vec::new()), |oracle| self.expected(tower, oracle, &inputs))?;
+        let mut expected = oracle.as_ref().map_or(Ok(Vec::new()), |oracle| self.expected(tower, oracle, &inputs))?;
         let is_bf16 = tower.precision() == Precision::Bf16;
         let mut all = Vec::with_capacity(samples.len());
         let mut ordinary = vec![0f32; tower.outputs().len()];
@@ -146,6 +149,17 @@ impl<'a> Bench<'a> {
             ordinary.iter_mut().zip(numbers).for_each(|(most, all)| *most = most.max(largest(all.iter().copied())));
         }
         for (n, numbers) in alone.iter().enumerate() {
+            let is_off = |o: usize, expected: &Expected| {
+                let tolerances = expected.tolerances(0, f64::from(ordinary[o]), is_bf16);
+                compare::difference(&numbers[o], expected.row(0), &tolerances).is_some()
+            };
+            // The rounding noise of a large graph is evaluated only if it matters.
+            if let (Some(oracle), Some(expected)) = (&oracle, expected.get_mut(n))
+                && expected.iter().enumerate().any(|(o, expected)| expected.lacks_noise() && is_off(o, expected))
+            {
+                let added = Expected::add_noise_of_large(expected, oracle, &inputs[n], &counts(tower));
+                added.map_err(|stop| Error::invalid(stop.to_string()))?;
+            }
             let mut tolerances = Vec::with_capacity(numbers.len());
             for (o, output) in tower.outputs().iter().enumerate() {
                 let largest = f64::from(ordinary[o]);
@@ -183,12 +197,15 @@ impl<'a> Bench<'a> {
 
     /// Evaluates the reference for as many samples as the work limit allows; returns the expected rows by output.
     fn expected(&self, tower: &Tower, oracle: &Oracle, samples: &[Vec<(String, Array)>]) -> Result<Vec<Vec<Expected>>> {
-        let outputs: Vec<(&str, usize)> = tower.outputs().iter().map(|o| (o.name.as_str(), o.count())).collect();
-        let work = compare::work_of(oracle, &samples[0], &output_names(tower));
-        let all = work.and_then(|work| {
-            let count = compare::rows_within(work, samples.len());
-            samples[..count].iter().map(|inputs| Expected::of(oracle, inputs, &outputs, 1)).collect()
-        });
+        let outputs = counts(tower);
+        let all = match compare::work_of(oracle, &samples[0], &output_names(tower), self.work_max) {
+            Ok(work) => {
+                let count = compare::rows_within(self.work_max, work, samples.len());
+                samples[..count].iter().map(|inputs| Expected::of(oracle, inputs, &outputs, 1)).collect()
+            }
+            Err(Stop::TooLarge) => Expected::of_large(oracle, &samples[0], &outputs).map(|expected| vec![expected]),
+            Err(stop) => Err(stop),
+        };
         all.or_else(|stop| {
             self.log_not_compared(tower.graph().0, &stop);
             Ok(Vec::new())
@@ -288,8 +305,8 @@ impl<'a> Bench<'a> {
         }
         let all: Vec<usize> = (0..SAMPLES).collect();
         let expected = oracle.map(|oracle| {
-            let work = compare::work_of(oracle, &inputs(&[0]), &[LOGITS])?;
-            let which = &all[..compare::rows_within(work, SAMPLES)];
+            let work = compare::work_of(oracle, &inputs(&[0]), &[LOGITS], self.work_max)?;
+            let which = &all[..compare::rows_within(self.work_max, work, SAMPLES)];
             let expected = Expected::of(oracle, &inputs(which), &[(LOGITS, overarch.tasks())], which.len())?;
             Ok((oracle, which.len(), expected))
         });
@@ -386,6 +403,11 @@ fn array(shape: Vec<usize>, numbers: &[f32]) -> Array {
 
 fn output_names(tower: &Tower) -> Vec<&str> {
     tower.outputs().iter().map(|output| output.name.as_str()).collect()
+}
+
+/// Returns the outputs of a tower, each with its number of values per row.
+fn counts(tower: &Tower) -> Vec<(&str, usize)> {
+    tower.outputs().iter().map(|output| (output.name.as_str(), output.count())).collect()
 }
 
 /// Rejects an output of a tower with numbers that are out of bounds.
@@ -494,5 +516,42 @@ impl UserCandidates<'_> {
             false => Ok(()),
         };
         self.overarch.try_out(&candidates, threads, scratch, &mut between, tasks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::cell::RefCell;
+
+    use super::*;
+    use crate::model::MODEL_FILE;
+    use crate::sandbox::graphs::dense_layer;
+
+    const SPEC: &str = "name = \"m\"\ndimension = 4\n[user]\ntower = \"user.onnx\"\n[[user.features]]\nname = \"x\"\n\
+                        kind = \"dense\"\nwidth = 3\n";
+
+    #[test]
+    fn one_row_of_a_large_graph_is_compared() {
+        let folder = tempfile::tempdir().unwrap();
+        let graph = |weight: f32| std::fs::write(folder.path().join("user.onnx"), dense_layer(3, 4, weight)).unwrap();
+        std::fs::write(folder.path().join(MODEL_FILE), SPEC).unwrap();
+        let not_compared = RefCell::new(Vec::new());
+        let reported = |progress: ValidationProgress| {
+            if let ValidationProgress::NotCompared(why) = progress {
+                not_compared.borrow_mut().push(why);
+            }
+        };
+        for work_max in [1, compare::WORK] {
+            graph(1.0);
+            let package = Package::open_with_progress(folder.path(), &|_| ()).unwrap();
+            let bench = || Bench { work_max, ..Bench::new(&package, &reported) };
+            bench().graphs().unwrap();
+            // The file of the reference evaluation now differs from the graph that runs.
+            graph(1.001);
+            let error = bench().graphs().unwrap_err().to_string();
+            assert!(error.contains("user.onnx") && error.contains("an independent"), "{work_max}: {error}");
+        }
+        assert_eq!(*not_compared.borrow(), [""; 0]);
     }
 }
