@@ -27,9 +27,9 @@ use sterling_kernels::cpu::dense::{
     Binary, ChainLink, Form, Int8Matrix, LANES, Lines, Order, PANEL, Unary, pack, packed_stride,
 };
 
-/// Maximum count of numbers in the row buffers of a block: 192 KiB, which stay in the L2 cache together with the
-/// weights.
-const BLOCK_NUMBERS: usize = 48 << 10;
+/// Maximum count of numbers in the row buffers of a block: 768 KiB, which stay in an L2 cache of 1 MiB. Fewer rows would
+/// read the weights more often.
+const BLOCK_NUMBERS: usize = 192 << 10;
 /// Minimum number of columns of a product from which skipping zeros of its rows pays off.
 const SKIPPING_COLUMNS_MIN: usize = 96;
 /// Rows of a block.
