@@ -473,6 +473,7 @@ impl Planner<'_> {
                 let place = self.place(*a)?;
                 BufferRange { offset: place.offset + index[0] as usize, ..place }
             }
+            Op::Concat(axis, parts) if let Some(place) = self.adjacent_inputs(id, *axis, parts)? => place,
             _ => {
                 let work = self.work(id)?;
                 // The result as pairs is stored in complete panels.
@@ -484,6 +485,23 @@ impl Planner<'_> {
         };
         self.places[id] = Some(place);
         Ok(())
+    }
+
+    /// Returns the place of a concatenation of adjacent row inputs, which is read in place unless it is an output.
+    fn adjacent_inputs(&mut self, id: Id, axis: usize, parts: &[Id]) -> Result<Option<BufferRange>> {
+        let is_one_run = self.graph.shape(id)[..axis].iter().all(|&size| size == 1);
+        let (true, Some(&first)) = (is_one_run && !self.outputs().contains(&id), parts.first()) else {
+            return Ok(None);
+        };
+        let first = self.place(first)?;
+        let mut end = first;
+        for &part in parts {
+            if first.memory != Memory::Given || self.place(part)? != end {
+                return Ok(None);
+            }
+            end.offset += self.graph.values[part].count();
+        }
+        Ok(Some(first))
     }
 
     fn work(&mut self, id: Id) -> Result<Work> {

@@ -184,3 +184,24 @@ fn layers_after_a_relu_skip_zeros() {
         }
     }
 }
+
+/// Inputs of a row are adjacent, so that a concatenation of several is read in place, if each contributes one run.
+#[test]
+fn adjacent_inputs_are_concatenated_in_place() {
+    for (axis, order, steps) in [(1, [0, 1], 1), (1, [1, 0], 2), (2, [0, 1], 2)] {
+        let given = GraphInput { side: Side::Pair, shape: vec![1, 3, 8], rows: Some(0) };
+        let mut graph = Graph::new(vec![given.clone(), given]);
+        let parts = order.map(|n| graph.input(n).unwrap());
+        let both = graph.concat(axis, &parts).unwrap();
+        let depth = graph.shape(both)[2];
+        let weights = graph.number(vec![depth, 5], numbers(depth * 5, 1)).unwrap();
+        graph.outputs = vec![graph.matmul(both, weights).unwrap()];
+        let program = RowProgram::of(&graph, Precision::F32, Kernels::best()).unwrap();
+        assert_eq!(program.straight.rows.len(), steps, "{program}");
+        let row = |n: usize| numbers(48, n);
+        for (n, made) in run(&program, 20, &[], &row).iter().enumerate() {
+            let row = row(n);
+            near(made, &interpret::row(&graph.values, graph.outputs[0], &[&row[..24], &row[24..]]), "a row");
+        }
+    }
+}
