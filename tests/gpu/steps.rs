@@ -206,7 +206,7 @@ fn products_of_pairs_equal_those_of_the_cpu() {
             relu,
             factors: Form::Pairs,
             result,
-            backwards: false,
+            ..Product::default()
         };
         portable().product(&product, &mut want, stride);
 

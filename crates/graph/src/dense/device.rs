@@ -253,7 +253,7 @@ impl Run<'_> {
     fn step(&self, step: &Step, rows: RowsOf<'_>, out: NumbersAt, indices: &[Array<u32>]) -> Result<()> {
         let (device, missing) = (self.device, || Error::internal("the indices of a step are not on the device"));
         match &step.work {
-            Work::Product { parts, bias, runs, columns, relu, factors, result } => {
+            Work::Product { parts, bias, runs, columns, relu, factors, result, .. } => {
                 let factor = |f: &super::steps::Factor| {
                     FactorAt::new(self.at(f.rows), self.at(f.matrix), f.depth, (f.row_stride, f.panel_stride))
                 };

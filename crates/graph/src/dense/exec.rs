@@ -130,10 +130,11 @@ impl<'a> Run<'a> {
     fn step(&self, step: &Step, registers: &mut Lines, out: &mut [f32], stride: usize) {
         let rows = self.rows;
         match &step.work {
-            Work::Product { parts, bias, runs, columns, relu, factors, result } => {
+            Work::Product { parts, bias, runs, columns, relu, skips_zeros, factors, result } => {
                 let bias = bias.map_or(&[][..], |bias| self.at(bias).0);
                 let (columns, relu, factors, result) = (*columns, *relu, *factors, *result);
-                let shape = Product { rows, columns, parts: &[], bias, relu, factors, result, ..Product::default() };
+                let skips_zeros = *skips_zeros;
+                let shape = Product { rows, columns, bias, relu, skips_zeros, factors, result, ..Product::default() };
                 self.product(parts, &shape, *runs, out, stride);
             }
             Work::Int8Product { parts, bias, runs, columns, map } => {

@@ -27,9 +27,11 @@ use sterling_kernels::cpu::dense::{
     Binary, ChainLink, Form, Int8Matrix, LANES, Lines, Order, PANEL, Unary, pack, packed_stride,
 };
 
-/// Maximum count of numbers in the row buffers of a block: 192 KiB, which stay in the L2 cache together with the
-/// weights.
-const BLOCK_NUMBERS: usize = 48 << 10;
+/// Maximum count of numbers in the row buffers of a block: 768 KiB, which stay in an L2 cache of 1 MiB. Fewer rows would
+/// read the weights more often.
+const BLOCK_NUMBERS: usize = 192 << 10;
+/// Minimum number of columns of a product from which skipping zeros of its rows pays off.
+const SKIPPING_COLUMNS_MIN: usize = 96;
 /// Rows of a block.
 struct BlockRows {
     most: usize,
@@ -107,6 +109,7 @@ pub(super) fn plan(graph: &Graph, precision: Precision, fuses: bool) -> Result<P
         normal: NormalGroups::default(),
         bias: HashMap::new(),
         chains: Chains::default(),
+        has_zeros: has_zeros(graph),
     };
     let mut readers = planner.readers(&needed);
     planner.add_biases(&needed, &mut readers);
@@ -145,6 +148,25 @@ pub(super) fn plan(graph: &Graph, precision: Precision, fuses: bool) -> Result<P
         planner.plan.block_rows = planner.plan.block_rows.max(recurrent_rows(numbers));
     }
     Ok(planner.plan)
+}
+
+/// Returns for each value whether it consists of results of a `Relu`, or of products by them, so that many numbers may be
+/// zeros.
+fn has_zeros(graph: &Graph) -> Vec<bool> {
+    let mut all: Vec<bool> = Vec::with_capacity(graph.values.len());
+    for value in &graph.values {
+        let any = |of: &[Id]| of.iter().any(|&id| all[id]);
+        let own = match &value.op {
+            Op::Unary(Unary::Relu, _) => true,
+            Op::Reshape(a) | Op::Pick(a, _) => all[*a],
+            Op::Concat(_, parts) => any(parts),
+            Op::Binary(Binary::Mul, a, b) => any(&[*a, *b]),
+            Op::MatMul(a, b) if graph.shape(*a).last() == Some(&1) => any(&[*a, *b]),
+            _ => false,
+        };
+        all.push(own);
+    }
+    all
 }
 
 /// Returns true if the indices are consecutive integers.
@@ -235,6 +257,8 @@ pub(super) struct Planner<'a> {
     pub(super) bias: HashMap<Id, Id>,
     /// Chains of operations on single numbers.
     pub(super) chains: Chains,
+    /// Values of which many numbers may be zeros.
+    has_zeros: Vec<bool>,
 }
 
 impl Planner<'_> {
@@ -380,7 +404,11 @@ impl Planner<'_> {
 
     pub(super) fn step(&mut self, place: BufferRange, work: Work) {
         let cost = match &work {
-            Work::Product { parts, runs, columns, .. } => parts.iter().map(|p| p.depth * columns).sum::<usize>() * runs,
+            Work::Product { parts, runs, columns, skips_zeros, .. } => {
+                let cost = parts.iter().map(|p| p.depth * columns).sum::<usize>() * runs;
+                // If half of the numbers are zeros.
+                if *skips_zeros { cost * 5 / 8 } else { cost }
+            }
             // A step of the depth covers four codes, after the rows were quantized.
             Work::Int8Product { parts, runs, columns, .. } => {
                 parts.iter().map(|part| part.matrix.depth() * (columns / 4 + 1)).sum::<usize>() * runs
@@ -445,6 +473,7 @@ impl Planner<'_> {
                 let place = self.place(*a)?;
                 BufferRange { offset: place.offset + index[0] as usize, ..place }
             }
+            Op::Concat(axis, parts) if let Some(place) = self.adjacent_inputs(id, *axis, parts)? => place,
             _ => {
                 let work = self.work(id)?;
                 // The result as pairs is stored in complete panels.
@@ -456,6 +485,23 @@ impl Planner<'_> {
         };
         self.places[id] = Some(place);
         Ok(())
+    }
+
+    /// Returns the place of a concatenation of adjacent row inputs, which is read in place unless it is an output.
+    fn adjacent_inputs(&mut self, id: Id, axis: usize, parts: &[Id]) -> Result<Option<BufferRange>> {
+        let is_one_run = self.graph.shape(id)[..axis].iter().all(|&size| size == 1);
+        let (true, Some(&first)) = (is_one_run && !self.outputs().contains(&id), parts.first()) else {
+            return Ok(None);
+        };
+        let first = self.place(first)?;
+        let mut end = first;
+        for &part in parts {
+            if first.memory != Memory::Given || self.place(part)? != end {
+                return Ok(None);
+            }
+            end.offset += self.graph.values[part].count();
+        }
+        Ok(Some(first))
     }
 
     fn work(&mut self, id: Id) -> Result<Work> {
@@ -494,12 +540,14 @@ impl Planner<'_> {
                 let columns = value.count();
                 let form = |is_pairs: bool| if is_pairs { Form::Pairs } else { Form::Single };
                 let (factors, result) = (form(self.is_narrow[id]), form(self.is_paired[id]));
+                let skips_zeros = factors == Form::Single && self.skips_zeros(parts, columns);
                 let parts = match factors {
                     Form::Single => self.factors(parts)?,
                     Form::Pairs => self.narrow_factors(parts)?,
                 };
                 let bias = bias.map(|bias| self.place(bias)).transpose()?;
-                Work::Product { parts, bias, runs: 1, columns, relu: self.is_rectified[id], factors, result }
+                let relu = self.is_rectified[id];
+                Work::Product { parts, bias, runs: 1, columns, relu, skips_zeros, factors, result }
             }
             Op::MatMul(a, b) => self.matmul(id, *a, *b)?,
             Op::Recurrent(layer) => self.recurrent(layer)?,
@@ -544,6 +592,15 @@ impl Planner<'_> {
         let out = self.side_by_side(&chain.kept);
         self.step(out, Work::Chain { reads, links, kept });
         Ok(())
+    }
+
+    /// Returns whether a product may skip zeros of its rows: rows may have many, and all weights are finite, because a
+    /// zero times another weight is NaN.
+    fn skips_zeros(&self, parts: &[(Id, Id)], columns: usize) -> bool {
+        let is_finite = |id: Id| self.graph.constant(id).is_some_and(|numbers| numbers.iter().all(|x| x.is_finite()));
+        columns >= SKIPPING_COLUMNS_MIN
+            && parts.iter().any(|(x, _)| self.has_zeros[*x])
+            && parts.iter().all(|(_, matrix)| is_finite(*matrix))
     }
 
     /// Returns the factors of a product.
@@ -616,7 +673,8 @@ impl Planner<'_> {
             };
             let bias = self.bias.get(&id).copied().map(|bias| self.place(bias)).transpose()?;
             let relu = self.is_rectified[id];
-            return Ok(Work::Product { parts: vec![part], bias, runs, columns: n, relu, factors, result });
+            let skips_zeros = factors == Form::Single && self.skips_zeros(&[(a, b)], n);
+            return Ok(Work::Product { parts: vec![part], bias, runs, columns: n, relu, skips_zeros, factors, result });
         }
         let places = |shape: &[usize], size: usize| -> Arc<[u32]> {
             let strides = broadcast_strides(&shape[..shape.len() - 2], &value.shape[..axes]);

@@ -170,10 +170,18 @@ pub(super) fn best_cut(graph: &Graph, is_item: &[bool], work: &[usize]) -> Resul
         }
         Ok(())
     };
-    // Tries all edges with their first option, and with their last option.
+    // Tries all edges with their first option, and with their last option, then each edge alone.
     weigh(edges.iter().map(|options| (!options.is_empty()).then_some(0)).collect(), &mut best)?;
     weigh(edges.iter().map(|options| options.len().checked_sub(1)).collect(), &mut best)?;
-    for edge in (0..edges.len()).filter(|_| edges.len() <= EDGES_MAX) {
+    let tried = if edges.len() <= EDGES_MAX { edges.len() } else { 0 };
+    for edge in 0..tried {
+        for option in 0..edges[edge].len() {
+            let mut choice = vec![None; edges.len()];
+            choice[edge] = Some(option);
+            weigh(choice, &mut best)?;
+        }
+    }
+    for edge in 0..tried {
         for option in (0..edges[edge].len()).map(Some).chain([None]) {
             let mut choice = best.1.clone();
             if choice[edge] != option {

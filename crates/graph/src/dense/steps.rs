@@ -95,6 +95,8 @@ pub(super) enum Work {
         runs: usize,
         columns: usize,
         relu: bool,
+        /// True if rows may have many zeros, and products by zeros may be skipped.
+        skips_zeros: bool,
         factors: Form,
         result: Form,
     },

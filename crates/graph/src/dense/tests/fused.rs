@@ -154,3 +154,54 @@ fn repeated_vectors_are_multiplied_once() {
         near(made, &interpret::row(&graph.values, graph.outputs[0], &[&query, &row(n)]), "a row");
     }
 }
+
+/// Products of a layer after a `Relu` skip zeros, unless a weight is infinite: a zero times infinity is NaN.
+#[test]
+fn layers_after_a_relu_skip_zeros() {
+    for is_finite in [true, false] {
+        let (mut graph, x) = of_runs(1, 64);
+        let mut last = numbers(128 * 96, 2);
+        last[500] = if is_finite { 0.5 } else { f32::INFINITY };
+        let first = graph.number(vec![64, 128], numbers(64 * 128, 1)).unwrap();
+        let last = graph.number(vec![128, 96], last).unwrap();
+        let layer = graph.matmul(x, first).unwrap();
+        let layer = graph.unary(Unary::Relu, layer).unwrap();
+        graph.outputs = vec![graph.matmul(layer, last).unwrap()];
+        let program = RowProgram::of(&graph, Precision::F32, Kernels::best()).unwrap();
+        let skips = |step: &steps::Step| matches!(step.work, Work::Product { skips_zeros: true, .. });
+        assert_eq!(program.straight.rows.iter().map(skips).collect::<Vec<bool>>(), [false, is_finite], "{program}");
+        let row = |n: usize| numbers(64, n);
+        for kernels in Kernels::all() {
+            let program = RowProgram { kernels, ..program.clone() };
+            for (n, made) in run(&program, 60, &[], &row).iter().enumerate() {
+                let alone = run(&program, 1, &[], &|_| row(n));
+                let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<u32>>();
+                assert_eq!(bits(&alone[0]), bits(made), "{} alone", kernels.name());
+                if is_finite {
+                    near(made, &interpret::row(&graph.values, graph.outputs[0], &[&row(n)]), kernels.name());
+                }
+            }
+        }
+    }
+}
+
+/// Inputs of a row are adjacent, so that a concatenation of several is read in place, if each contributes one run.
+#[test]
+fn adjacent_inputs_are_concatenated_in_place() {
+    for (axis, order, steps) in [(1, [0, 1], 1), (1, [1, 0], 2), (2, [0, 1], 2)] {
+        let given = GraphInput { side: Side::Pair, shape: vec![1, 3, 8], rows: Some(0) };
+        let mut graph = Graph::new(vec![given.clone(), given]);
+        let parts = order.map(|n| graph.input(n).unwrap());
+        let both = graph.concat(axis, &parts).unwrap();
+        let depth = graph.shape(both)[2];
+        let weights = graph.number(vec![depth, 5], numbers(depth * 5, 1)).unwrap();
+        graph.outputs = vec![graph.matmul(both, weights).unwrap()];
+        let program = RowProgram::of(&graph, Precision::F32, Kernels::best()).unwrap();
+        assert_eq!(program.straight.rows.len(), steps, "{program}");
+        let row = |n: usize| numbers(48, n);
+        for (n, made) in run(&program, 20, &[], &row).iter().enumerate() {
+            let row = row(n);
+            near(made, &interpret::row(&graph.values, graph.outputs[0], &[&row[..24], &row[24..]]), "a row");
+        }
+    }
+}

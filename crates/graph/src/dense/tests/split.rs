@@ -154,6 +154,30 @@ fn item_side_networks_are_precomputed_at_their_narrowest_tensor() {
     assert_eq!(best_cut(&deep_item(16), &[false, false, false], &WORK).unwrap(), None);
 }
 
+/// Storing the first value and the narrow layer is cheaper than storing nothing, but storing the wide layer alone is cheapest.
+/// Both wide values would exceed the limit of stored numbers.
+#[test]
+fn a_value_may_be_stored_alone() {
+    let inputs = vec![input(Side::User, 900), input(Side::User, 512), input(Side::Pair, 900)];
+    let mut graph = Graph::new(inputs);
+    let [first, second, item] = [0, 1, 2].map(|n| graph.input(n).unwrap());
+    let layer = |graph: &mut Graph, x: Id, depth: usize, columns: usize| {
+        let weights = graph.number(vec![depth, columns], numbers(depth * columns, columns)).unwrap();
+        graph.matmul(x, weights).unwrap()
+    };
+    let narrow = layer(&mut graph, item, 900, 78);
+    let [narrow, wide] = [graph.unary(Unary::Tanh, narrow), graph.unary(Unary::Tanh, item)].map(Result::unwrap);
+    let last = layer(&mut graph, narrow, 78, 512);
+    let sum = graph.binary(Binary::Add, last, second).unwrap();
+    let sum = graph.unary(Unary::Tanh, sum).unwrap();
+    let product = graph.binary(Binary::Mul, wide, first).unwrap();
+    let product = graph.unary(Unary::Tanh, product).unwrap();
+    let folds = [sum, product].map(|x| graph.fold(Fold::Sum, x, &[2]).unwrap());
+    graph.outputs = vec![graph.concat(2, &folds).unwrap()];
+    let cut = best_cut(&graph, &[false, false, true], &[0, 0, 20_000]).unwrap().expect("a cut");
+    assert_eq!(cut, cut_at(&[last]));
+}
+
 #[test]
 fn item_side_values_are_not_stored_if_fusing_is_cheaper() {
     let (bytes, inputs, output) = reranker();

@@ -12,6 +12,8 @@
 //! same layout, does 8,192 multiply-adds (`amx.rs`). The result may be written as pairs too, the input form of the next
 //! product. Beyond the depth of a part, both factors are padded with zeros to a multiple of [`STEP`].
 //!
+//! **Zeros** of the rows may be skipped (`sparse`, in AVX-512), which changes no result.
+//!
 //! **Int8** ([`Int8Product`]): products with constant matrices whose factors are quantized, with exact sums (`int8`).
 //!
 //! **Outer products** ([`Outer`]) are summed over rows: the gradient of a matrix.
@@ -61,6 +63,8 @@ mod recurrent;
 mod registers;
 #[cfg(target_arch = "x86_64")]
 mod softmax;
+#[cfg(target_arch = "x86_64")]
+mod sparse;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
@@ -141,6 +145,15 @@ impl Kernels {
                 #[cfg(any(test, feature = "testing"))]
                 Source::Emulated { wrong } => amx::product_emulated(&mut Emulated::new(wrong), product, out, stride),
             };
+        }
+        #[cfg(target_arch = "x86_64")]
+        if product.skips_zeros
+            && product.factors == Form::Single
+            && self.isa == Isa::Avx512
+            // SAFETY: the features were found; the slices are checked above.
+            && unsafe { sparse::product(product, out, stride) }
+        {
+            return;
         }
         #[cfg(target_arch = "x86_64")]
         if let &[part] = parts

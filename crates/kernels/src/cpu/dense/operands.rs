@@ -83,6 +83,8 @@ pub struct Product<'a> {
     pub factors: Form,
     /// Form of the result; pairs only if the factors are pairs.
     pub result: Form,
+    /// True if the rows may have many zeros, which may be skipped because all weights are finite.
+    pub skips_zeros: bool,
     /// True if the last columns are computed first. If the same matrix is read repeatedly, the columns that were read
     /// last are still in the L1 cache.
     pub backwards: bool,

@@ -60,6 +60,58 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn skipped_zeros_change_no_result(
+        rows in 1usize..150, columns in 40usize..330, depths in prop::collection::vec(0usize..80, 1..4), zeros in 0usize..=100,
+        relu in any::<bool>(), has_bias in any::<bool>(), gap in 0usize..5, seed in 0usize..1000,
+    ) {
+        let packed: Vec<Lines> =
+            depths.iter().map(|&depth| pack(&numbers(depth * columns, seed + depth), depth, columns)).collect();
+        let inputs: Vec<Vec<f32>> = depths.iter().map(|depth| {
+            let mut inputs = numbers(rows * (depth + gap), seed + 7 * depth);
+            inputs.iter_mut().enumerate().filter(|(n, _)| (n * 7919 + seed) % 101 < zeros).for_each(|(_, x)| *x = 0.0);
+            // Numbers that are not finite are not skipped.
+            inputs.iter_mut().skip(seed).step_by(997).for_each(|x| *x = f32::NAN);
+            inputs
+        }).collect();
+        let parts: Vec<Part<'_>> = (0..depths.len()).map(|n| Part {
+            rows: &inputs[n], stride: depths[n] + gap, depth: depths[n],
+            weights: Weights { numbers: packed[n].numbers(), row_stride: PANEL, panel_stride: PANEL * depths[n] },
+        }).collect();
+        let bias = Lines::of(&numbers(columns, seed + 3));
+        let bias = if has_bias { bias.numbers() } else { &[] };
+        let product = Product { rows, columns, parts: &parts, bias, relu, ..Product::default() };
+        for kernels in Kernels::tried() {
+            let stride = columns + gap;
+            let [mut made, mut want] = [vec![7.5; rows * stride], vec![7.5; rows * stride]];
+            kernels.product(&Product { skips_zeros: true, ..product }, &mut made, stride);
+            kernels.product(&product, &mut want, stride);
+            // Adding 0 removes the sign of zeros.
+            let bits = |numbers: &[f32]| numbers.iter().map(|x| (x + 0.0).to_bits()).collect::<Vec<u32>>();
+            prop_assert_eq!(bits(&made), bits(&want), "{}", kernels.name());
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn zeros_are_skipped_if_there_are_many() {
+    let packed = pack(&numbers(64 * 96, 3), 64, 96);
+    let weights = Weights { numbers: packed.numbers(), row_stride: PANEL, panel_stride: 64 * PANEL };
+    for _ in Kernels::tried().into_iter().filter(|kernels| kernels.isa == Isa::Avx512) {
+        for (zeros, skips) in [(0, false), (10, false), (20, true), (64, true)] {
+            let inputs: Vec<f32> = (0..8 * 64).map(|n| if n % 64 < zeros { 0.0 } else { 0.5 }).collect();
+            let part = Part { rows: &inputs, stride: 64, depth: 64, weights };
+            let product = Product { rows: 8, columns: 96, parts: &[part], ..Product::default() };
+            // SAFETY: the CPU has AVX-512, and the slices are complete.
+            assert_eq!(unsafe { sparse::product(&product, &mut [0.0; 8 * 96], 96) }, skips, "{zeros} zeros of 64");
+        }
+    }
+}
+
 /// Rows whose distance is a large power of two are copied to another distance, which does not change the result.
 #[test]
 fn products_of_rows_far_apart_are_those_of_adjacent_rows() {
@@ -182,7 +234,7 @@ proptest! {
                 Part { rows: &pairs[n], stride, depth, weights }
             }).collect();
             let product =
-                Product { rows, columns, parts: &parts, bias: bias.numbers(), relu, factors: Form::Pairs, result, backwards };
+                Product { rows, columns, parts: &parts, bias: bias.numbers(), relu, factors: Form::Pairs, result, backwards, ..Product::default() };
             let mut out = vec![7.5; rows * stride];
             kernels.product(&product, &mut out, stride);
             for row in 0..rows {
