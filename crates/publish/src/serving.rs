@@ -82,7 +82,10 @@ fn kept(package: &Package, decisions: &Decisions, written: &WrittenFiles) -> Res
     let Some(decided) = &decisions.item_part else { return Ok(None) };
     let parted = package.decided(decisions)?;
     let parts = ItemParts::work_out(&written.sources(&parted), &written.index, true)?;
-    let parts = parts.ok_or_else(|| Error::internal("the reranker is split, but has no item-side part"))?;
+    let Some(parts) = parts else {
+        tracing::warn!("this build splits the reranker differently, so its item-side part is not stored");
+        return Ok(None);
+    };
     match parts.stored(decided.format, &written.index, &written.ids) {
         Ok(table) => Ok(Some((parted, table))),
         Err(e) if e.kind() == Kind::Invalid => {

@@ -70,9 +70,7 @@ pub(super) fn assemble(making: &VersionInputs<'_>, cut: &CutShards, folder: &Pat
         files.extend(calibrate::keep_requests(&source, &whole_folder)?.map(|sum| (REQUESTS_FILE.into(), sum)));
     }
     making::keep(measured, &whole_folder, &mut files)?;
-    // An item-side reranker part that cannot be stored for one shard could not be stored for the complete version.
-    let decided = cut.shards.iter().map(|shard| &shard.holds.decisions);
-    let decisions = decided.min_by_key(|decisions| decisions.item_part.is_some()).cloned().unwrap_or_default();
+    let decisions = common_decisions(cut.shards.iter().map(|shard| &shard.holds.decisions))?;
     let PartShard { dimension, lists, .. } = cut.shards[0].holds;
     let items = cut.shards.iter().map(|shard| shard.holds.items).sum();
     let extent = Extent { dimension, items, slots: 0, lists };
@@ -93,6 +91,23 @@ pub(super) fn assemble(making: &VersionInputs<'_>, cut: &CutShards, folder: &Pat
         (making.progress)(Stage::Writing, manifests.len(), cut.shards.len());
     }
     whole.write_shards_file(&manifests, folder)
+}
+
+/// Returns the decisions of a version from those of its shards.
+///
+/// # Errors
+/// `Conflict` if two shards store different item-side parts of the reranker.
+fn common_decisions<'a>(shards: impl Iterator<Item = &'a Decisions> + Clone) -> Result<Decisions> {
+    let mut parts =
+        shards.clone().enumerate().filter_map(|(shard, decided)| Some((shard, decided.item_part.as_ref()?)));
+    if let Some((first, part)) = parts.next()
+        && let Some((other, _)) = parts.find(|(_, other)| *other != part)
+    {
+        let why = "split the reranker differently, expected one split: cut all shards again, with one build";
+        return Err(Error::conflict(format!("shards {first} and {other} {why}")));
+    }
+    // A part that cannot be stored for one shard could not be stored for the complete version.
+    Ok(shards.min_by_key(|decisions| decisions.item_part.is_some()).cloned().unwrap_or_default())
 }
 
 fn make(folder: std::path::PathBuf) -> Result<std::path::PathBuf> {
@@ -170,5 +185,27 @@ impl SharedFiles<'_> {
     fn write_shards_file(self, manifests: &[Manifest], folder: &Path) -> Result<()> {
         fs::remove_dir_all(self.folder).map_err(|e| Error::io(self.folder.display(), e))?;
         Shards::of(manifests).write(folder)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use sterling_core::error::Kind;
+
+    fn decided(cut: &str) -> Decisions {
+        let part = format!(r#"{{"cut": {cut}, "width": 8, "format": "f16", "digest": "0"}}"#);
+        Decisions { item_part: Some(serde_json::from_str(&part).unwrap()), ..Decisions::default() }
+    }
+
+    #[test]
+    fn shards_with_different_item_parts_are_not_assembled() {
+        let common = |shards: &[Decisions]| common_decisions(shards.iter());
+        assert_eq!(common(&[decided("[3]"), decided("[3]")]).unwrap(), decided("[3]"));
+        assert_eq!(common(&[decided("[3]"), Decisions::default()]).unwrap(), Decisions::default());
+        let error = common(&[Decisions::default(), decided("[3]"), decided("[4]")]).unwrap_err();
+        assert_eq!(error.kind(), Kind::Conflict);
+        assert!(error.to_string().contains("shards 1 and 2 split the reranker differently"), "{error}");
     }
 }

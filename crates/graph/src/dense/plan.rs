@@ -32,6 +32,8 @@ use sterling_kernels::cpu::dense::{
 const BLOCK_NUMBERS: usize = 192 << 10;
 /// Minimum number of columns of a product from which skipping zeros of its rows pays off.
 const SKIPPING_COLUMNS_MIN: usize = 96;
+/// Maximum depth of such a product.
+const SKIPPING_DEPTH_MAX: usize = 2048;
 /// Rows of a block.
 struct BlockRows {
     most: usize,
@@ -150,8 +152,8 @@ pub(super) fn plan(graph: &Graph, precision: Precision, fuses: bool) -> Result<P
     Ok(planner.plan)
 }
 
-/// Returns for each value whether it consists of results of a `Relu`, or of products by them, so that many numbers may be
-/// zeros.
+/// Returns for each value whether half of it consists of results of a `Relu`, or of products by them, so that many numbers
+/// may be zeros.
 fn has_zeros(graph: &Graph) -> Vec<bool> {
     let mut all: Vec<bool> = Vec::with_capacity(graph.values.len());
     for value in &graph.values {
@@ -159,7 +161,10 @@ fn has_zeros(graph: &Graph) -> Vec<bool> {
         let own = match &value.op {
             Op::Unary(Unary::Relu, _) => true,
             Op::Reshape(a) | Op::Pick(a, _) => all[*a],
-            Op::Concat(_, parts) => any(parts),
+            Op::Concat(_, parts) => {
+                let count = |id: &Id| graph.values[*id].count();
+                2 * parts.iter().filter(|id| all[**id]).map(count).sum::<usize>() >= value.count()
+            }
             Op::Binary(Binary::Mul, a, b) => any(&[*a, *b]),
             Op::MatMul(a, b) if graph.shape(*a).last() == Some(&1) => any(&[*a, *b]),
             _ => false,
@@ -594,12 +599,17 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Returns whether a product may skip zeros of its rows: rows may have many, and all weights are finite, because a
-    /// zero times another weight is NaN.
+    /// Returns whether a product may skip zeros of its rows: half of their numbers may be zeros, and all weights are finite,
+    /// because a zero times another weight is NaN.
     fn skips_zeros(&self, parts: &[(Id, Id)], columns: usize) -> bool {
         let is_finite = |id: Id| self.graph.constant(id).is_some_and(|numbers| numbers.iter().all(|x| x.is_finite()));
+        let depth = |(x, _): &(Id, Id)| self.graph.shape(*x).last().copied().unwrap_or_default();
+        let (total, with_zeros) =
+            (parts.iter().map(depth), parts.iter().filter(|(x, _)| self.has_zeros[*x]).map(depth));
+        let total: usize = total.sum();
         columns >= SKIPPING_COLUMNS_MIN
-            && parts.iter().any(|(x, _)| self.has_zeros[*x])
+            && total <= SKIPPING_DEPTH_MAX
+            && 2 * with_zeros.sum::<usize>() >= total
             && parts.iter().all(|(_, matrix)| is_finite(*matrix))
     }
 

@@ -141,7 +141,7 @@ impl<'a> Bench<'a> {
                 return Err(undefined(&output.name, &format!("{side} without features"), node));
             }
         }
-        let mut expected = oracle.as_ref().map_or(Ok(Vec::new()), |oracle| self.expected(tower, oracle, &inputs))?;
+        let expected = oracle.as_ref().map_or(Ok(Vec::new()), |oracle| self.expected(tower, oracle, &inputs))?;
         let is_bf16 = tower.precision() == Precision::Bf16;
         let mut all = Vec::with_capacity(samples.len());
         let mut ordinary = vec![0f32; tower.outputs().len()];
@@ -149,17 +149,6 @@ impl<'a> Bench<'a> {
             ordinary.iter_mut().zip(numbers).for_each(|(most, all)| *most = most.max(largest(all.iter().copied())));
         }
         for (n, numbers) in alone.iter().enumerate() {
-            let is_off = |o: usize, expected: &Expected| {
-                let tolerances = expected.tolerances(0, f64::from(ordinary[o]), is_bf16);
-                compare::difference(&numbers[o], expected.row(0), &tolerances).is_some()
-            };
-            // The rounding noise of a large graph is evaluated only if it matters.
-            if let (Some(oracle), Some(expected)) = (&oracle, expected.get_mut(n))
-                && expected.iter().enumerate().any(|(o, expected)| expected.lacks_noise() && is_off(o, expected))
-            {
-                let added = Expected::add_noise_of_large(expected, oracle, &inputs[n], &counts(tower));
-                added.map_err(|stop| Error::invalid(stop.to_string()))?;
-            }
             let mut tolerances = Vec::with_capacity(numbers.len());
             for (o, output) in tower.outputs().iter().enumerate() {
                 let largest = f64::from(ordinary[o]);
@@ -548,7 +537,7 @@ mod tests {
             let bench = || Bench { work_max, ..Bench::new(&package, &reported) };
             bench().graphs().unwrap();
             // The file of the reference evaluation now differs from the graph that runs.
-            graph(1.001);
+            graph(1.05);
             let error = bench().graphs().unwrap_err().to_string();
             assert!(error.contains("user.onnx") && error.contains("an independent"), "{work_max}: {error}");
         }

@@ -12,7 +12,8 @@
 //! same layout, does 8,192 multiply-adds (`amx.rs`). The result may be written as pairs too, the input form of the next
 //! product. Beyond the depth of a part, both factors are padded with zeros to a multiple of [`STEP`].
 //!
-//! **Zeros** of the rows may be skipped (`sparse`, in AVX-512), which changes no result.
+//! **Zeros** of the rows may be skipped (`sparse`, in AVX-512), which changes no result but
+//! for the sign of zero sums.
 //!
 //! **Int8** ([`Int8Product`]): products with constant matrices whose factors are quantized, with exact sums (`int8`).
 //!

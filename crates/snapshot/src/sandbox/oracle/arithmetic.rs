@@ -1,11 +1,21 @@
 //! Rounding of results, and limit on the work of an evaluation.
 
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
 use super::array::Element;
 use super::stop::Stop;
 use sterling_core::random::{GAMMA, splitmix64};
 
 /// Maximum number of elements of one tensor.
 const NUMBERS_MAX: usize = 1 << 24;
+
+/// Returns the CPU time of this process.
+fn core_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
 
 /// Rounding of results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,13 +36,20 @@ pub(crate) struct Arithmetic {
     state: u64,
     work: u64,
     limit: u64,
+    /// CPU time of the process at which the evaluation ends.
+    until: Option<Duration>,
 }
 
 impl Arithmetic {
     /// Starts an evaluation with a limit on its work, in multiply-adds.
     pub(crate) fn new(mode: Mode, limit: u64) -> Self {
         let state = if let Mode::Random(seed) = mode { seed } else { 0 };
-        Arithmetic { mode, state, work: 0, limit }
+        Arithmetic { mode, state, work: 0, limit, until: None }
+    }
+
+    /// Ends the evaluation once the process has used this CPU time.
+    pub(crate) fn until(self, until: Option<Duration>) -> Self {
+        Arithmetic { until, ..self }
     }
 
     /// Returns the work of the evaluation so far, in multiply-adds.
@@ -42,7 +59,8 @@ impl Arithmetic {
 
     pub(super) fn spend(&mut self, work: usize) -> Result<(), Stop> {
         self.work = self.work.saturating_add(work as u64);
-        if self.work > self.limit { Err(Stop::TooLarge) } else { Ok(()) }
+        let is_late = self.until.is_some_and(|until| core_time() >= until);
+        if self.work > self.limit || is_late { Err(Stop::TooLarge) } else { Ok(()) }
     }
 
     /// Adds the work for a value of this shape, `each` multiply-adds per number, and checks the limits.

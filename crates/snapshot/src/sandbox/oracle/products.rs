@@ -53,15 +53,20 @@ pub(super) fn product(a: &Array, b: &Array, arithmetic: &mut Arithmetic) -> Resu
     if b.shape.len() > 1 {
         shape.push(n);
     }
-    let (left, right) = (
-        a.shaped(left.clone())?.spread(&[&batch[..], &[m, k]].concat())?,
-        b.shaped(right.clone())?.spread(&[&batch[..], &[k, n]].concat())?,
-    );
+    // One matrix for all batches is not copied.
+    let is_one = behind.iter().all(|&d| d == 1);
+    let right = if is_one {
+        b.shaped(vec![k, n])?
+    } else {
+        b.shaped(right.clone())?.spread(&[&batch[..], &[k, n]].concat())?
+    };
+    let left = a.shaped(left.clone())?.spread(&[&batch[..], &[m, k]].concat())?;
+    let matrix_of = |batch: usize| if is_one { 0 } else { batch };
     if !a.is_real() {
         let (x, y) = (left.wholes()?, right.wholes()?);
         let cell = |at: usize| {
             let (of, i, j) = (at / (m * n), at / n % m, at % n);
-            let terms = (0..k).map(|l| x[(of * m + i) * k + l].wrapping_mul(y[(of * k + l) * n + j]));
+            let terms = (0..k).map(|l| x[(of * m + i) * k + l].wrapping_mul(y[(matrix_of(of) * k + l) * n + j]));
             terms.fold(0i64, i64::wrapping_add)
         };
         return Ok(Array::whole(a.element, shape, (0..count * m * n).map(cell).collect()));
@@ -72,7 +77,7 @@ pub(super) fn product(a: &Array, b: &Array, arithmetic: &mut Arithmetic) -> Resu
     for (row, numbers) in x.chunks_exact(k.max(1)).enumerate().take(count * m) {
         sums.fill(0.0);
         magnitudes.fill(0.0);
-        let matrix = &y[row / m * k * n..][..k * n];
+        let matrix = &y[matrix_of(row / m) * k * n..][..k * n];
         for (&x, weights) in numbers.iter().zip(matrix.chunks_exact(n.max(1))) {
             for ((sum, magnitude), weight) in sums.iter_mut().zip(&mut magnitudes).zip(weights) {
                 let term = x * weight;

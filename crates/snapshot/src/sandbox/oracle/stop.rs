@@ -15,7 +15,7 @@ impl std::fmt::Display for Stop {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Stop::Unknown(what) => write!(f, "{what} is not supported by the independent evaluation"),
-            Stop::TooLarge => write!(f, "the graph is too large to be evaluated twice"),
+            Stop::TooLarge => write!(f, "an evaluation of the graph would take too long"),
             Stop::Invalid(what) => write!(f, "{what}"),
         }
     }
