@@ -277,7 +277,7 @@ fn models(store: &Store) -> Result<BTreeMap<String, ModelSeen>> {
         };
         // Unreadable versions are skipped: servers reject and report them.
         let versions = reported.into_iter().filter_map(|version| digest(version).ok()).collect();
-        let stands = desired_state.version.map(|version| store.successor(&name, version, &complete));
+        let stands = desired_state.version.map(|version| store.successor(&name, version, &complete).0);
         let traffic = desired_state.traffic.reported();
         Ok((name, ModelSeen { versions, wished: desired_state.version, stands, labels: desired_state.labels, traffic }))
     };

@@ -37,8 +37,9 @@ struct PendingVersion {
 enum LoadReason {
     /// The version is the newest and will be activated.
     Newest,
-    /// The version is desired, since this revision of the desired state.
-    Wished(u64),
+    /// The version represents the desired one, since this revision of the desired state; for now only, if a later version that
+    /// may represent it could not be read.
+    Wished { revision: u64, is_for_now: bool },
     /// The desired state has this label for the version.
     Labelled(String),
     /// The version is the desired canary or shadow.
@@ -232,9 +233,10 @@ impl<T: Send + Sync> Registry<T> {
         let mut due = Vec::new();
         match entry.desired_state.version {
             Some(desired) if !entry.is_desired_active => {
-                let why = LoadReason::Wished(entry.desired_state.revision);
-                let stands = self.store.successor(name, desired, published);
-                due.extend(seen(&stands).map(|(version, stamp)| PendingVersion { version, stamp, why }));
+                let (stands, is_certain) = self.store.successor(name, desired, published);
+                let why = LoadReason::Wished { revision: entry.desired_state.revision, is_for_now: !is_certain };
+                let found = seen(&stands).filter(|_| is_certain || entry.active.is_none());
+                due.extend(found.map(|(version, stamp)| PendingVersion { version, stamp, why }));
             }
             None if self.options.follow || entry.active.is_none() => {
                 let newest = published.iter().rev().filter_map(seen);
@@ -287,7 +289,7 @@ impl<T: Send + Sync> Registry<T> {
 
     /// Loads a due version or rejects it. Returns whether the version was loaded.
     fn load_or_reject(&self, name: &str, due: &PendingVersion) -> bool {
-        if !matches!(due.why, LoadReason::Wished(_) | LoadReason::Labelled(_) | LoadReason::Traffic)
+        if !matches!(due.why, LoadReason::Wished { .. } | LoadReason::Labelled(_) | LoadReason::Traffic)
             && self.is_back(name, due)
         {
             let settled = self.published(name, due.version);
@@ -301,20 +303,22 @@ impl<T: Send + Sync> Registry<T> {
         let settled = match due.why {
             // Loading a desired version marks all published versions as handled; loading a labelled one, a canary or a
             // shadow none.
-            LoadReason::Wished(_) => self.published(name, u64::MAX),
-            LoadReason::Labelled(_) | LoadReason::Traffic => Vec::new(),
+            LoadReason::Wished { is_for_now: false, .. } => self.published(name, u64::MAX),
+            LoadReason::Wished { .. } | LoadReason::Labelled(_) | LoadReason::Traffic => Vec::new(),
             LoadReason::Newest | LoadReason::Replaced => self.published(name, due.version),
         };
         let is_active = self.change(name, |entry| {
             let is_to_answer = match &due.why {
                 LoadReason::Newest => entry.is_new_digest(&loaded),
-                LoadReason::Wished(revision) => !entry.is_desired_active && entry.desired_state.revision == *revision,
+                LoadReason::Wished { revision, .. } => {
+                    !entry.is_desired_active && entry.desired_state.revision == *revision
+                }
                 LoadReason::Labelled(_) | LoadReason::Traffic | LoadReason::Replaced => false,
             };
             entry.insert(loaded.clone());
             if is_to_answer {
                 entry.activate(due.version);
-                entry.is_desired_active = true;
+                entry.is_desired_active = !matches!(due.why, LoadReason::Wished { is_for_now: true, .. });
                 // The active version represents the desired one (it may be a later merge). An earlier poll that could not read
                 // the active version may have rejected the desired one, because the updates after it are truncated.
                 if let Some(desired) = entry.desired_state.version {

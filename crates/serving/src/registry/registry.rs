@@ -291,7 +291,9 @@ impl<T: Send + Sync> Registry<T> {
             let desired = entry.desired_state.version.filter(|_| !entry.is_desired_active);
             if let Some(version) = desired {
                 let now = entry.active.map_or("none".into(), |active| format!("version {active}"));
-                troubles.push(format!("model `{name}`: version {version} is desired in the store, {now} answers"));
+                let merge = if entry.active >= Some(version) { " or a later merge of it" } else { "" };
+                troubles
+                    .push(format!("model `{name}`: version {version}{merge} is desired in the store, {now} answers"));
             }
             match entry.active {
                 Some(active) => troubles.extend(version_troubles(name, entry, active, self.options.follow)),

@@ -374,10 +374,17 @@ impl Store {
     }
 
     /// Returns the newest of the `published` versions (ascending) that replaces `version`: `version` itself, or a merge of it with
-    /// later updates.
-    pub fn successor(&self, model: &str, version: u64, published: &[u64]) -> u64 {
-        let mut later = published.iter().copied().rev().take_while(|later| *later > version);
-        later.find(|later| self.is_same_or_merged(model, *later, version)).unwrap_or(version)
+    /// later updates. Also returns whether that is certain: the manifests of all later versions could be read, or are damaged.
+    pub fn successor(&self, model: &str, version: u64, published: &[u64]) -> (u64, bool) {
+        let mut is_certain = true;
+        for later in published.iter().copied().rev().take_while(|later| *later > version) {
+            match self.manifest(model, later) {
+                Ok(found) if found.origin() == version => return (later, is_certain),
+                Ok(_) => {}
+                Err(error) => is_certain &= !error.kind().is_transient(),
+            }
+        }
+        (version, is_certain)
     }
 
     /// Returns whether `later` is `version` or a merge of `version` with later updates.

@@ -736,3 +736,19 @@ fn short_requests_are_classified_by_core_time() {
     let later = run(&mut queue, short.cost_estimate * 10, short.cost_estimate * 10);
     assert!(!queue.is_brief(&of(short.cost_estimate, later)));
 }
+
+#[test]
+fn a_request_that_gets_no_slot_is_not_charged() {
+    let now = Instant::now();
+    let mut queue = Queue::new(bounds(2), now);
+    let ask = |flow: u64| QueuedRequest { flow: Flow(flow), ..QueuedRequest::plain(ms(0.5), now, ms(1000.0)) };
+    for flow in [1; 3] {
+        queue.push(flow, ask(flow), now + ms(900.0), now);
+    }
+    assert_eq!([0, 1].map(|worker| queue.take(worker, now).batch.len()), [2, 1]);
+    queue.push(1, ask(1), now + ms(900.0), now);
+    assert_eq!(queue.assign_idle_worker(&ask(2), |_| false, now), None, "no worker is ready");
+    queue.push(2, ask(2), now + ms(900.0), now);
+    queue.push(3, ask(3), now + ms(900.0), now);
+    assert_eq!(queue.take(2, now).batch[0].job, 2, "it came before");
+}

@@ -69,6 +69,31 @@ fn a_starting_server_loads_the_desired_version_only() {
 }
 
 #[test]
+fn a_version_that_may_be_an_old_merge_answers_for_now_only() {
+    let bed = Bed::obedient();
+    (1..=2).for_each(|version| bed.publish("m", version, "x", 0));
+    // The manifest of version 2, which may be a merge of version 1, cannot be read while the server starts.
+    let manifest = bed.path("m", 2).join("manifest.json");
+    let text = fs::read(&manifest).unwrap();
+    fs::remove_file(&manifest).unwrap();
+    fs::create_dir(&manifest).unwrap();
+    desired_state(&bed, |desired_state| desired_state.version = Some(1));
+    assert_eq!(bed.active("m"), is(1, "x"));
+    assert_eq!(
+        bed.registry.troubles(),
+        ["model `m`: version 1 or a later merge of it is desired in the store, version 1 answers"]
+    );
+    // While it answers, it is not loaded again.
+    bed.registry.refresh();
+    assert_eq!((bed.registry.troubles().len(), bed.reported.tried("m", 1)), (1, 1));
+    fs::remove_dir(&manifest).unwrap();
+    fs::write(&manifest, text).unwrap();
+    bed.registry.refresh();
+    assert_eq!(bed.registry.troubles(), [""; 0]);
+    assert_eq!((bed.active("m"), bed.reported.tried("m", 1)), (is(1, "x"), 1));
+}
+
+#[test]
 fn a_failed_desired_version_is_retried_and_the_active_one_keeps_serving() {
     let is_away = Arc::new(AtomicBool::new(true));
     let away = is_away.clone();
