@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use sterling_core::error::{Error, Kind, Result};
+use sterling_core::error::{Kind, Result};
 use sterling_embedding::Table;
 use sterling_index::columns::Columns;
 use sterling_index::ivf;
