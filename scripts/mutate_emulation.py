@@ -38,7 +38,7 @@ MUTANTS = [
     ("arguments", EMULATED, "if arguments.len() > ARGUMENTS_MAX {", "if false {", "faults::launches"),
     ("a stream begins over results", LANE, "        if unfetched > 0 {", "        if unfetched > 99 {", "lanes::a_stream_does_not_begin"),
     ("late groups take turns", CUDA, "by_turns[sent % by_turns.len()]", "by_turns[0]", "batches::whole_pass_skips"),
-    ("no wait at the end", CUDA, "let _ = device.finish();", "let _ = device;", "batches::whole_pass_answers_each_request"),
+    ("no wait at the end", CUDA, "let _ = device.finish();", "let _ = device;", "batches::whole_pass_waits"),
     ("results of a failed stretch", LANE, "if let Some(failure) = &state.failure {", "if let Some(failure) = state.failure.as_ref().filter(|_| false) {", "faults::a_device"),
     ("keys of the last slot", BESIDE, "Spare::new((cut.slots() + BLOCK) as u32..", "Spare::new(cut.slots() as u32..", "updates::whole_pass_keeps"),
 ]

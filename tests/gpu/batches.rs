@@ -248,6 +248,36 @@ fn whole_pass_answers_each_request_of_random_batches_as_alone() {
     assert!(found.panics > 0, "{found:?}");
 }
 
+/// A pass that panics leaves no work behind on its streams, which would read memory of the batch that is freed by then.
+#[test]
+fn whole_pass_waits_for_its_streams_after_a_panic_at_any_check() {
+    let folder = tempfile::tempdir().unwrap();
+    let view = catalogue(folder.path(), 600, Rescore::F16, None);
+    let mut random = Random::new(83);
+    let mut body = |more: Value| {
+        let mut body = json!({"vector": random.numbers(12), "k": 5, "candidates": 60});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let bodies = [json!({"probes": 12}), json!({"filter": "price >= 50"}), json!({"exact": true})].map(&mut body);
+    let prepared = prepare(&view, &bodies);
+    let mut panics = 0;
+    for round in 0..12 {
+        let residents = Arc::new(Residents::new(sharing(&vec![1 << 30; 1 + round % 3])).with_budget(64 << 20));
+        let mut gpu = Cuda::new(residents.clone(), Threads::new(1));
+        for panics_at in 0.. {
+            let batch = Disturbance { panics_at, ..Disturbance::plain(&prepared, &[0, 1, 2]) };
+            if catch_unwind(AssertUnwindSafe(|| gpu.run(&batch))).is_ok() {
+                break;
+            }
+            panics += 1;
+            drop(batch);
+            gpu = Cuda::new(residents.clone(), Threads::new(1));
+        }
+    }
+    assert!(panics > 12 * 8, "{panics}");
+}
+
 /// All requests of one group are late; the groups before and after it are not.
 #[test]
 fn whole_pass_skips_a_group_that_is_late_and_answers_those_around_it() {
