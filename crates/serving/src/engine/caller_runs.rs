@@ -48,6 +48,5 @@ impl<B: Backend> InlineRequest<B> {
 
 /// Returns the CPU time of this thread.
 fn core_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }

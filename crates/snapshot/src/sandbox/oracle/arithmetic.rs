@@ -11,12 +11,6 @@ use sterling_core::random::{GAMMA, splitmix64};
 /// Maximum number of elements of one tensor.
 const NUMBERS_MAX: usize = 1 << 24;
 
-/// Returns the CPU time of this process.
-fn core_time() -> Duration {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
-}
-
 /// Rounding of results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
@@ -59,7 +53,8 @@ impl Arithmetic {
 
     pub(super) fn spend(&mut self, work: usize) -> Result<(), Stop> {
         self.work = self.work.saturating_add(work as u64);
-        let is_late = self.until.is_some_and(|until| core_time() >= until);
+        let used = || Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap_or_default();
+        let is_late = self.until.is_some_and(|until| used() >= until);
         if self.work > self.limit || is_late { Err(Stop::TooLarge) } else { Ok(()) }
     }
 
