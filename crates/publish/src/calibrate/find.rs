@@ -195,8 +195,8 @@ fn take(measured: &Measured<'_>, selector: &mut Selector, found: &mut Vec<Scored
 
 /// Scores those sampled items of a query that this index holds; returns ascending slots of the complete index with scores.
 pub(super) fn sample(measured: &Measured<'_>, drawn: &[u32], query: &[f32]) -> Vec<(u32, f32)> {
-    let own = drawn.iter().filter_map(|&place| Some((place, measured.own(place)?.0)));
-    let (places, slots): (Vec<u32>, Vec<u32>) = own.unzip();
+    let (places, slots): (Vec<u32>, Vec<u32>) =
+        measured.own(drawn).into_iter().map(|(place, slot)| (place, slot.0)).unzip();
     let mut products = vec![0.0; slots.len()];
     measured.index.products(query, &slots, &mut products);
     breathe();
@@ -205,10 +205,10 @@ pub(super) fn sample(measured: &Measured<'_>, drawn: &[u32], query: &[f32]) -> V
 
 /// Returns the slots of the items that are sampled for the `n`-th query, ascending.
 pub(super) fn drawn(filled: &super::measured::Filled<'_>, seed: u64, n: usize) -> Vec<u32> {
-    let draw = |m| filled.nth(random(seed, n as u64 * MARGINS as u64 + m) as usize % filled.len());
+    let draw = |m| (random(seed, n as u64 * MARGINS as u64 + m) as usize % filled.len()) as u32;
     let mut drawn: Vec<u32> = (0..MARGINS as u64).map(draw).collect();
     drawn.sort_unstable();
-    drawn
+    filled.at(drawn)
 }
 
 #[cfg(test)]

@@ -79,7 +79,8 @@ fn margins(
         let (mut scratch, mut scores) = (ivf::Scratch::default(), vec![0.0; index.lists()]);
         index.probe(query, index.lists(), &mut scratch).for_each(|(list, score)| scores[list.index()] = score);
         let length = query.iter().map(|x| x * x).sum::<f32>().sqrt().max(f32::MIN_POSITIVE);
-        let pair = |&(place, product): &(u32, f32)| (scores[layout.list_of(place).index()] / length, product / length);
+        let mut list_of = layout.lists_of();
+        let pair = |&(place, product): &(u32, f32)| (scores[list_of(place).index()] / length, product / length);
         sample.iter().map(pair).collect::<Vec<_>>()
     };
     ResidualQuantiles::of(&queries.par_iter().zip(samples).flat_map_iter(of_query).collect::<Vec<_>>())
