@@ -75,6 +75,8 @@ export TEST_EXCHANGES=$PWD/target/exchanges
 if [ "$all" ]; then
     export STERLING_TEST_FAULTS=1 STERLING_BATCHES=20000 STERLING_RANDOM_GRAPHS=2000
 fi
+# Tests wait for servers and brokers a third of their time: two more threads than cores keep the cores busy.
+export RUST_TEST_THREADS=$(($(getconf _NPROCESSORS_ONLN) + 2))
 cargo test --locked --workspace --lib --bins --tests --examples --features full -- ${all:+--include-ignored}
 cargo test --locked --workspace --doc --features full
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --quiet --features full
