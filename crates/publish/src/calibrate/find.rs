@@ -195,8 +195,9 @@ fn take(measured: &Measured<'_>, selector: &mut Selector, found: &mut Vec<Scored
 
 /// Scores those sampled items of a query that this index holds; returns ascending slots of the complete index with scores.
 pub(super) fn sample(measured: &Measured<'_>, drawn: &[u32], query: &[f32]) -> Vec<(u32, f32)> {
-    let (places, slots): (Vec<u32>, Vec<u32>) =
-        measured.own(drawn).into_iter().map(|(place, slot)| (place, slot.0)).unzip();
+    let mut own = measured.own();
+    let own = drawn.iter().filter_map(|&place| Some((place, own(place)?.0)));
+    let (places, slots): (Vec<u32>, Vec<u32>) = own.unzip();
     let mut products = vec![0.0; slots.len()];
     measured.index.products(query, &slots, &mut products);
     breathe();
@@ -208,7 +209,7 @@ pub(super) fn drawn(filled: &super::measured::Filled<'_>, seed: u64, n: usize) -
     let draw = |m| (random(seed, n as u64 * MARGINS as u64 + m) as usize % filled.len()) as u32;
     let mut drawn: Vec<u32> = (0..MARGINS as u64).map(draw).collect();
     drawn.sort_unstable();
-    filled.at(drawn)
+    drawn.into_iter().map(filled.nths()).collect()
 }
 
 #[cfg(test)]

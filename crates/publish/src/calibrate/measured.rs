@@ -28,62 +28,68 @@ impl<'a> Layout<'a> {
 
     /// Returns the list of a slot.
     pub(super) fn list_of(&self, slot: u32) -> ListId {
-        ListId(self.offsets.partition_point(|&first| first <= slot).saturating_sub(1) as u32)
+        ListId(list_at(self.offsets, slot) as u32)
     }
 
-    /// Looks up the lists of ascending slots, each from the one before: thousands of slots of a sample pass as many lists.
+    /// Looks up the lists of ascending slots.
     pub(super) fn lists_of(self) -> impl FnMut(u32) -> ListId + 'a {
-        let mut list = 0;
-        move |slot| {
-            while list + 1 < self.offsets.len() && self.offsets[list + 1] <= slot {
-                list += 1;
-            }
-            ListId(list as u32)
-        }
+        let mut list_at = lists_at(self.offsets);
+        move |slot| ListId(list_at(slot) as u32)
     }
 
     /// Returns the occupied slots.
     pub(super) fn filled(self) -> Filled<'a> {
-        let end = self.lengths.iter().scan(0, |end, &length| {
-            *end += length as usize;
+        let mut starts = vec![0];
+        starts.extend(self.lengths.iter().scan(0, |end, &length| {
+            *end += length;
             Some(*end)
-        });
-        Filled { layout: self, ends: end.collect() }
+        }));
+        Filled { layout: self, starts }
     }
 }
 
 /// Occupied slots, list by list.
 pub(super) struct Filled<'a> {
     layout: Layout<'a>,
-    /// Cumulative number of items per list, `[C]`.
-    ends: Vec<usize>,
+    /// Number of items in the lists before each list, and in all lists, `[C + 1]`.
+    starts: Vec<u32>,
 }
 
 impl Filled<'_> {
     /// Returns the number of occupied slots.
     pub(super) fn len(&self) -> usize {
-        self.ends.last().copied().unwrap_or(0)
+        self.starts[self.layout.lists()] as usize
     }
 
     /// Returns the `n`-th occupied slot.
-    pub(super) fn nth(&self, n: usize) -> u32 {
-        let list = self.ends.partition_point(|&end| end <= n);
-        let before = self.ends[list] - self.layout.lengths[list] as usize;
-        self.layout.offsets[list] + (n - before) as u32
+    pub(super) fn nth(&self, n: u32) -> u32 {
+        self.slot(list_at(&self.starts, n), n)
     }
 
-    /// Returns the occupied slots of ascending numbers.
-    pub(super) fn at(&self, numbers: impl IntoIterator<Item = u32>) -> Vec<u32> {
-        let mut list = 0;
-        let slot = |n: u32| {
-            let n = n as usize;
-            while self.ends[list] <= n {
-                list += 1;
-            }
-            let before = self.ends[list] - self.layout.lengths[list] as usize;
-            self.layout.offsets[list] + (n - before) as u32
-        };
-        numbers.into_iter().map(slot).collect()
+    /// Looks up the occupied slots of ascending numbers.
+    pub(super) fn nths(&self) -> impl FnMut(u32) -> u32 {
+        let mut list_at = lists_at(&self.starts);
+        move |n| self.slot(list_at(n), n)
+    }
+
+    fn slot(&self, list: usize, n: u32) -> u32 {
+        self.layout.offsets[list] + (n - self.starts[list])
+    }
+}
+
+/// Returns the last list that starts at or before a number.
+fn list_at(starts: &[u32], number: u32) -> usize {
+    starts.partition_point(|&start| start <= number).saturating_sub(1)
+}
+
+/// Looks up ascending numbers as [`list_at`], each from the list before: the thousands of numbers of a sample pass as many lists.
+fn lists_at(starts: &[u32]) -> impl FnMut(u32) -> usize {
+    let mut list = 0;
+    move |number| {
+        while starts.get(list + 1).is_some_and(|&start| start <= number) {
+            list += 1;
+        }
+        list
     }
 }
 
@@ -114,17 +120,16 @@ impl<'a> Measured<'a> {
         self.places.map_or(slot, |places| places[slot as usize])
     }
 
-    /// Returns those of ascending slots of the complete index whose items this index holds, with their slots in this index.
-    pub(super) fn own(&self, ascending: &[u32]) -> Vec<(u32, Slot)> {
-        let Some(places) = self.places else { return ascending.iter().map(|&place| (place, Slot(place))).collect() };
+    /// Looks up ascending slots of the complete index in this index; `None` if this index does not hold the item.
+    pub(super) fn own(&self) -> impl FnMut(u32) -> Option<Slot> {
         let mut list_of = self.whole.lists_of();
-        let own = |place| {
+        move |place| {
+            let Some(places) = self.places else { return Some(Slot(place)) };
             let list = list_of(place).index();
             let first = self.index.list_offsets()[list];
             let of_list = &places[first as usize..][..self.index.list_lengths()[list] as usize];
-            of_list.binary_search(&place).ok().map(|at| (place, Slot(first + at as u32)))
-        };
-        ascending.iter().copied().filter_map(own).collect()
+            of_list.binary_search(&place).ok().map(|at| Slot(first + at as u32))
+        }
     }
 }
 
@@ -146,11 +151,14 @@ mod tests {
         let offsets = [&[0], offsets.as_slice()].concat();
         let layout = Layout { offsets: &offsets, lengths: &lengths };
         let filled = layout.filled();
-        let every: Vec<u32> = (0..filled.len()).map(|n| filled.nth(n)).collect();
+        let count = filled.len() as u32;
+        let every: Vec<u32> = (0..count).map(|n| filled.nth(n)).collect();
+        let of_lists = offsets.iter().zip(&lengths).flat_map(|(&first, &length)| first..first + length);
+        assert_eq!(every, of_lists.collect::<Vec<_>>());
         for step in [1, 2, 5, 60, 143] {
-            let numbers = || (0..filled.len()).step_by(step).flat_map(|n| [n, n]);
-            let slots = filled.at(numbers().map(|n| n as u32));
-            assert_eq!(slots, numbers().map(|n| every[n]).collect::<Vec<_>>(), "every {step}th");
+            let numbers = || (0..count).step_by(step).flat_map(|n| [n, n]);
+            let slots: Vec<u32> = numbers().map(filled.nths()).collect();
+            assert_eq!(slots, numbers().map(|n| every[n as usize]).collect::<Vec<_>>(), "every {step}th");
             let lists: Vec<ListId> = slots.iter().copied().map(layout.lists_of()).collect();
             assert_eq!(lists, slots.iter().map(|&slot| layout.list_of(slot)).collect::<Vec<_>>(), "every {step}th");
         }

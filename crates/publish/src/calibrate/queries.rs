@@ -219,7 +219,7 @@ pub(super) fn perturbed(mut row: Vec<f32>, place: u32, seed: u64) -> Vec<f32> {
 /// Samples the slots of the items from which queries are made.
 pub(super) fn drawn(layout: Layout<'_>, seed: u64) -> Vec<u32> {
     let filled = layout.filled();
-    (0..most(filled.len()) as u64).map(|n| filled.nth(random(seed, n) as usize % filled.len())).collect()
+    (0..most(filled.len()) as u64).map(|n| filled.nth((random(seed, n) as usize % filled.len()) as u32)).collect()
 }
 
 /// Returns the maximum number of queries for an index with `items` items.
