@@ -31,6 +31,7 @@ use sterling::embedding::{BagConfig, KeyedJaggedTensor, KeyedTensor, Pooling, Un
 use sterling::error::{Error, Result};
 use sterling::kernels::buffer::Owned;
 use sterling::kernels::memory::prefetch;
+use sterling::kernels::threads::Threads;
 
 /// Batches that are generated before the first step and then repeated.
 const BATCHES: usize = 40;
@@ -161,7 +162,7 @@ fn steps(options: &Options, ids: &str, stream: &[i64], kind: RuleKind, threads: 
         pooling: Pooling::Sum,
     };
     let bags: Vec<BagConfig> = names.iter().enumerate().map(bag).collect();
-    let mut learner = LearningTables::new(masters, &bags, &[], threads)?;
+    let mut learner = LearningTables::new(masters, &bags, &[], &Threads::new(threads)?)?;
     let lengths = vec![pooling as i64; tables * batch];
     let per_step = tables * batch * pooling;
     let batches: Vec<KeyedJaggedTensor> = stream

@@ -60,7 +60,7 @@ pub(super) struct Train {
     /// Seed of negatives and of the order of shuffled events
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Threads of lookups, graphs and updates; results do not depend on it
+    /// Threads of a training step; results do not depend on it
     #[arg(long, value_name = "N", default_value_t = 1)]
     threads: usize,
     /// GPU that holds the tables and their optimizer state: cuda:N, auto for a GPU if one works, or cpu. Graphs run on

@@ -13,6 +13,7 @@ use sterling::embedding::train::{Decay, LearningTables, MasterTable, Rule, RuleK
 use sterling::embedding::{BagConfig, KeyedJaggedTensor, KeyedTensor, Pooling, SequenceConfig, Unseen};
 use sterling::error::Kind;
 use sterling::kernels::cpu::Kernels;
+use sterling::kernels::threads::Threads;
 use sterling_train::{TrainOptions, Trainer};
 
 use crate::emulation::{Random, device, emulated, seeded};
@@ -154,7 +155,7 @@ impl Workload {
 
     fn learner(&self) -> LearningTables {
         let masters = self.tables.iter().map(TablePlan::master).collect();
-        LearningTables::new(masters, &self.bags, &self.sequences, 1).unwrap()
+        LearningTables::new(masters, &self.bags, &self.sequences, &Threads::default()).unwrap()
     }
 
     fn gradients(&self, step: &Step) -> KeyedTensor {
@@ -367,7 +368,7 @@ fn counts_of_updates_saturate() {
             }
             table.import(&rows).unwrap();
             let bags = [BagConfig { feature: "f".into(), table: "t".into(), pooling: Pooling::Sum }];
-            LearningTables::new(vec![table], &bags, &[], 1).unwrap()
+            LearningTables::new(vec![table], &bags, &[], &Threads::default()).unwrap()
         };
         let mut learners = [learner(), learner().on_device(&device()).unwrap()];
         let [on_cpu, on_gpu] = learners.each_mut().map(|learner| {
@@ -390,7 +391,7 @@ fn managed_rows_are_reassigned_on_the_device() {
         let table = MasterTable::zeros("t", 20, 12, Unseen::Zero, Some(Rule::new(RuleKind::Adam, 0.1))).unwrap();
         let table = table.with_ids(Some(spec), &[FREE; 20]).unwrap();
         let bags = [BagConfig { feature: "f".into(), table: "t".into(), pooling: Pooling::Mean }];
-        LearningTables::new(vec![table], &bags, &[], 1).unwrap()
+        LearningTables::new(vec![table], &bags, &[], &Threads::default()).unwrap()
     };
     let mut learners = [learner(), learner().on_device(&device()).unwrap()];
     let mut random = Random::new(5);
@@ -424,7 +425,7 @@ fn what_a_device_cannot_train_is_rejected_by_name() {
         let rule = Some(Rule::default());
         let master = MasterTable::zeros("products", rows, width, Unseen::Zero, rule).unwrap();
         let bags = [BagConfig { feature: "f".into(), table: "products".into(), pooling: Pooling::Sum }];
-        LearningTables::new(vec![master], &bags, &[], 1).unwrap()
+        LearningTables::new(vec![master], &bags, &[], &Threads::default()).unwrap()
     };
     let small = Device::over(Arc::new(seeded(1).like("small", 1 << 16)));
     let error = learner(64, 1000).on_device(&small).unwrap_err();

@@ -69,8 +69,7 @@ tasks! {
     READ = "read", "Rows of files that are scored.";
     SCORE = "score", "Offline scoring.";
     EVENTS = "events", "Events of a training run.";
-    LEARN = "learn", "Embedding tables of a training step.";
-    LEARN_GRAPH = "learn-graph", "Graphs of a training step.";
+    LEARN = "learn", "Tables, graphs and loss of a training step.";
     LEARN_FETCH = "learn-fetch", "Remote rows of a training step.";
     LEARN_SEND = "learn-send", "Messages to another host of a training run.";
     PLANNER = "planner", "Measured lookups of the planner.";

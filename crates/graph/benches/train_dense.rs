@@ -24,6 +24,7 @@ use sterling_kernels::cpu::Kernels;
 use sterling_kernels::cpu::dense::{
     Fold, Lines, MapTarget, Operand, Outer, PANEL, Part, Product, Unary, Weights, pack,
 };
+use sterling_kernels::threads::Threads;
 
 const TOWER: &str = "../../benches/graphs/tower.onnx";
 const WIDTH: usize = 64;
@@ -82,7 +83,7 @@ impl Tower {
             parameters,
             graph,
             features: numbers(ROWS * WIDTH, seed),
-            workspace: Workspace::new(1),
+            workspace: Workspace::new(&Threads::default()),
             outputs: Vec::new(),
             gradients: Gradients::default(),
             slopes: vec![0.0; ROWS * WIDTH],

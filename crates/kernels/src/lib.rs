@@ -1,7 +1,8 @@
 //! Kernels of the CPU, and the memory that they read.
 //!
 //! [`cpu`] holds the loops of the CPU; [`buffer`] is memory that they read, owned or in a mapped file ([`map`]); [`memory`]
-//! prefetches cache lines; [`heap`] returns free memory to the system; [`priority`] schedules background threads.
+//! prefetches cache lines; [`heap`] returns free memory to the system; [`priority`] schedules background threads; [`threads`]
+//! divide a training step.
 //!
 //! ```
 //! use sterling_kernels::cpu::Kernels;
@@ -30,3 +31,4 @@ pub mod map;
 pub mod memory;
 pub mod priority;
 pub mod signals;
+pub mod threads;

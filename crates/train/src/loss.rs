@@ -11,6 +11,7 @@ use sterling_core::error::Result;
 use sterling_graph::dense::train::{MICRO_BATCH, TreeSum};
 use sterling_kernels::cpu::Kernels;
 use sterling_kernels::cpu::dense::{Fold, MapTarget, Operand, Outer, Unary};
+use sterling_kernels::threads::Threads;
 
 use crate::hosts::{Kind, Mesh};
 use crate::products::Packed;
@@ -37,33 +38,32 @@ pub(crate) struct SampledSoftmax<'a> {
     pub(crate) weights: &'a [f32],
     /// Temperature of the softmax, τ.
     pub(crate) temperature: f32,
+    /// Kernels of the products and the softmax.
+    pub(crate) kernels: Kernels,
+    /// Threads that divide the events and the candidates.
+    pub(crate) threads: &'a Threads,
 }
 
-/// Gradients of a batch, or of this host's part of the batch, and buffers that are reused.
+/// Gradients of a batch, or of this host's part of the batch.
 #[derive(Debug, Default)]
 pub(crate) struct Gradients {
     /// Gradients of the queries, `[B, D]`.
     pub(crate) queries: Vec<f32>,
     /// Gradients of the candidates, `[C, D]`.
     pub(crate) candidates: Vec<f32>,
+    /// Scores of all candidates for each event, then their gradients, `[B, C]`.
     scores: Vec<f32>,
-    /// Sums of the gradients of one block of candidates.
-    sums: TreeSum,
 }
 
 impl SampledSoftmax<'_> {
     /// Returns the loss and writes the gradients to `out`. `excluded(b)` returns the items, ascending, that are not negatives of
     /// event `b`.
-    pub(crate) fn run<'e>(&self, kernels: Kernels, excluded: impl Fn(usize) -> &'e [u32], out: &mut Gradients) -> f64 {
+    pub(crate) fn run<'e>(&self, excluded: impl Fn(usize) -> &'e [u32] + Sync, out: &mut Gradients) -> f64 {
         let events = 0..self.targets.len();
-        let terms = self.score(kernels, events.clone(), excluded, out);
-        self.query_gradients(kernels, out);
-        let Gradients { candidates, scores, sums, .. } = out;
-        candidates.clear();
-        for some in blocks(0..self.items.len()) {
-            self.candidate_gradients(kernels, events.clone(), some, scores, sums);
-            candidates.extend_from_slice(sums.total());
-        }
+        let terms = self.score(events.clone(), excluded, out);
+        self.query_gradients(out);
+        let Gradients { candidates, scores, .. } = out;
+        *candidates = self.candidate_gradients(events, 0..self.items.len(), scores, |sums| sums.total().to_vec());
         summed(&terms)
     }
 
@@ -74,18 +74,17 @@ impl SampledSoftmax<'_> {
     /// If a host is lost.
     pub(crate) fn begin_on_hosts<'e>(
         &self,
-        kernels: Kernels,
-        excluded: impl Fn(usize) -> &'e [u32],
+        excluded: impl Fn(usize) -> &'e [u32] + Sync,
         mesh: &Mesh,
         out: &mut Gradients,
     ) -> Result<Vec<f64>> {
-        let terms = self.score(kernels, mesh.own(self.targets.len()), excluded, out);
+        let terms = self.score(mesh.own(self.targets.len()), excluded, out);
         let bytes: Vec<u8> = terms.iter().flat_map(|term| term.to_le_bytes()).collect();
         for host in mesh.others() {
             mesh.send(host, Kind::Losses, bytes.clone())?;
-            mesh.send(host, Kind::Candidates, self.for_host(kernels, mesh, host, out))?;
+            mesh.send(host, Kind::Candidates, self.for_host(mesh, host, out))?;
         }
-        self.query_gradients(kernels, out);
+        self.query_gradients(out);
         Ok(terms)
     }
 
@@ -94,15 +93,9 @@ impl SampledSoftmax<'_> {
     ///
     /// # Errors
     /// If a host is lost.
-    pub(crate) fn finish_on_hosts(
-        &self,
-        kernels: Kernels,
-        mesh: &Mesh,
-        terms: &[f64],
-        out: &mut Gradients,
-    ) -> Result<f64> {
+    pub(crate) fn finish_on_hosts(&self, mesh: &Mesh, terms: &[f64], out: &mut Gradients) -> Result<f64> {
         let (events, own) = (self.targets.len(), mesh.own(self.items.len()));
-        let mut own_sums = Some(self.for_host(kernels, mesh, mesh.rank(), out));
+        let mut own_sums = Some(self.for_host(mesh, mesh.rank(), out));
         let (mut hosts, mut all) = (Vec::with_capacity(mesh.count()), Vec::with_capacity(events));
         for host in 0..mesh.count() {
             let subtrees = TreeSum::subtrees(mesh.micro_batches(events, host));
@@ -118,7 +111,7 @@ impl SampledSoftmax<'_> {
             hosts.push((subtrees, mesh.numbers(host, Kind::Candidates, count)?));
         }
         let mut rest: Vec<&[f32]> = hosts.iter().map(|(_, sums)| sums.as_slice()).collect();
-        let Gradients { candidates, sums, .. } = out;
+        let (candidates, mut sums) = (&mut out.candidates, TreeSum::default());
         candidates.clear();
         for some in blocks(own) {
             sums.reset(some.len() * self.dimension);
@@ -136,22 +129,16 @@ impl SampledSoftmax<'_> {
 
     /// Returns the contribution of this host's events to the gradients of a host's candidates: per block of candidates, the sums of
     /// each subtree of micro-batches.
-    fn for_host(&self, kernels: Kernels, mesh: &Mesh, host: usize, out: &mut Gradients) -> Vec<f32> {
-        let Gradients { scores, sums, .. } = out;
-        let mut all = Vec::new();
-        for some in blocks(mesh.share(self.items.len(), host)) {
-            self.candidate_gradients(kernels, mesh.own(self.targets.len()), some, scores, sums);
-            all.extend_from_slice(sums.sums());
-        }
-        all
+    fn for_host(&self, mesh: &Mesh, host: usize, out: &Gradients) -> Vec<f32> {
+        let (events, candidates) = (mesh.own(self.targets.len()), mesh.share(self.items.len(), host));
+        self.candidate_gradients(events, candidates, &out.scores, |sums| sums.sums().to_vec())
     }
 
     /// Writes the gradients of the scores of `events`, whose queries are `self.queries`; returns the loss terms of these events.
     fn score<'e>(
         &self,
-        kernels: Kernels,
         events: Range<usize>,
-        excluded: impl Fn(usize) -> &'e [u32],
+        excluded: impl Fn(usize) -> &'e [u32] + Sync,
         out: &mut Gradients,
     ) -> Vec<f64> {
         let (count, width) = (self.items.len(), self.dimension);
@@ -159,45 +146,63 @@ impl SampledSoftmax<'_> {
         order.sort_unstable();
         let total: f64 = self.weights.iter().map(|weight| f64::from(*weight)).sum();
         let inverse = 1.0 / self.temperature;
-        let scores = &mut out.scores;
-        scores.resize(events.len() * count, 0.0);
-        Packed::transposed(self.candidates, width, count).times(kernels, self.queries, scores);
-        let mut terms = Vec::with_capacity(events.len());
-        for (event, row) in events.clone().zip(scores.chunks_exact_mut(count)) {
+        out.scores.resize(events.len() * count, 0.0);
+        let candidates = Packed::transposed(self.candidates, width, count);
+        let score_event = |event: usize, row: &mut [f32]| {
             let target = self.targets[event] as usize;
             row.iter_mut().zip(self.log_q).for_each(|(score, log_q)| *score = *score * inverse - log_q);
             mask(&order, self.items[target], target as u32, excluded(event), row);
             let own = row[target];
-            let largest = fold(kernels, Fold::Max, row);
+            let largest = fold(self.kernels, Fold::Max, row);
             row.iter_mut().for_each(|score| *score -= largest);
-            exp(kernels, row);
-            let sum = fold(kernels, Fold::Sum, row);
+            exp(self.kernels, row);
+            let sum = fold(self.kernels, Fold::Sum, row);
             let weight = f64::from(self.weights[event]) / total;
-            terms.push(weight * (f64::from(sum).ln() - f64::from(own - largest)));
             let scale = weight as f32 * inverse;
             let share = scale / sum;
             row.iter_mut().for_each(|score| *score *= share);
             row[target] -= scale;
-        }
-        terms
+            weight * (f64::from(sum).ln() - f64::from(own - largest))
+        };
+        let queries = self.queries.chunks(MICRO_BATCH * width);
+        let rows = events.step_by(MICRO_BATCH).zip(queries.zip(out.scores.chunks_mut(MICRO_BATCH * count)));
+        let terms = self.threads.run(rows.collect(), |(first, (queries, scores)): (usize, (&[f32], &mut [f32]))| {
+            candidates.times(self.kernels, queries, scores);
+            let rows = (first..).zip(scores.chunks_exact_mut(count));
+            rows.map(|(event, row)| score_event(event, row)).collect::<Vec<_>>()
+        });
+        terms.concat()
     }
 
     /// Writes the gradients of queries from the gradients of their scores.
-    fn query_gradients(&self, kernels: Kernels, out: &mut Gradients) {
-        let Gradients { queries, scores, .. } = out;
-        queries.resize(self.queries.len(), 0.0);
-        Packed::of(self.candidates, self.items.len(), self.dimension).times(kernels, scores, queries);
+    fn query_gradients(&self, out: &mut Gradients) {
+        let (count, width) = (self.items.len(), self.dimension);
+        out.queries.resize(self.queries.len(), 0.0);
+        let candidates = Packed::of(self.candidates, count, width);
+        let scores = out.scores.chunks(MICRO_BATCH * count);
+        let rows = scores.zip(out.queries.chunks_mut(MICRO_BATCH * width)).collect();
+        self.threads.run(rows, |(scores, queries)| candidates.times(self.kernels, scores, queries));
     }
 
-    /// Sums the gradients of the candidates `some` per micro-batch of events, from the gradients of the events' scores.
+    /// Sums the gradients of each block of `candidates` over `events`, from the gradients of the events' scores. Returns what `of`
+    /// returns for the blocks, in order.
     fn candidate_gradients(
         &self,
-        kernels: Kernels,
         events: Range<usize>,
-        some: Range<usize>,
+        candidates: Range<usize>,
         scores: &[f32],
-        sums: &mut TreeSum,
-    ) {
+        of: impl Fn(&mut TreeSum) -> Vec<f32> + Sync + Send,
+    ) -> Vec<f32> {
+        let sums = self.threads.run(blocks(candidates).collect(), |some| {
+            let mut sums = TreeSum::default();
+            self.sum_block(events.clone(), some, scores, &mut sums);
+            of(&mut sums)
+        });
+        sums.concat()
+    }
+
+    /// Sums the gradients of the candidates `some` per micro-batch of events.
+    fn sum_block(&self, events: Range<usize>, some: Range<usize>, scores: &[f32], sums: &mut TreeSum) {
         let (count, width) = (self.items.len(), self.dimension);
         sums.reset(some.len() * width);
         for first in events.clone().step_by(MICRO_BATCH) {
@@ -212,7 +217,7 @@ impl SampledSoftmax<'_> {
                 columns: width,
             };
             let n = first / MICRO_BATCH;
-            sums.push(n..n + 1, |to| kernels.outer(&outer, to));
+            sums.push(n..n + 1, |to| self.kernels.outer(&outer, to));
         }
     }
 }
@@ -333,9 +338,17 @@ mod tests {
                 targets: &targets,
                 weights: &weights,
                 temperature: 0.7,
+                kernels: Kernels::best(),
+                threads: &Threads::default(),
             };
             let mut made = Gradients::default();
-            let loss = batch.run(Kernels::best(), |b| &excluded[b], &mut made);
+            let loss = batch.run(|b| &excluded[b], &mut made);
+            for count in 2..5 {
+                let (threads, mut others) = (Threads::new(count).unwrap(), Gradients::default());
+                let other = SampledSoftmax { threads: &threads, ..batch }.run(|b| &excluded[b], &mut others);
+                assert_eq!((other.to_bits(), &others.queries), (loss.to_bits(), &made.queries));
+                assert_eq!(others.candidates, made.candidates);
+            }
             let expected = naive(&batch, &excluded);
             assert!((loss - expected).abs() < 1e-5, "{loss} {expected}");
             let step = 1e-3;

@@ -22,6 +22,7 @@ use sterling_cuda::Device;
 use sterling_embedding::train::{HostBatch, LearningTables, MasterTable, PreparedBatch, Rule};
 use sterling_embedding::{JaggedTensor, KeyedJaggedTensor, KeyedTensor, Sequence};
 use sterling_graph::tower::FeatureRow;
+use sterling_kernels::threads::Threads;
 use sterling_snapshot::items::Items;
 use sterling_snapshot::model::{LossKind, Package, TowerSide, TrainSpec};
 
@@ -103,7 +104,7 @@ impl Model {
         package: &Package,
         train: &TrainSpec,
         items: &Items,
-        threads: usize,
+        threads: &Threads,
         device: Option<&Device>,
         hosts: Option<Arc<Mesh>>,
     ) -> Result<Self> {

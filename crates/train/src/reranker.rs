@@ -7,6 +7,7 @@ use sterling_core::error::{Error, Result};
 use sterling_graph::dense::train::Batch;
 use sterling_graph::dense::{DeclaredInput, DeclaredOutput, InputRows, Size};
 use sterling_graph::tower::{OverArch, Reads};
+use sterling_kernels::threads::Threads;
 use sterling_snapshot::items::Items;
 use sterling_snapshot::model::{Package, TrainSpec};
 
@@ -48,7 +49,7 @@ impl Reranker {
     /// # Errors
     /// `Invalid` if the package has no reranker, or a column is missing or has texts; `Unsupported` with an input that cannot be
     /// trained, or an operator whose gradient is not implemented.
-    pub(crate) fn read(package: &Package, train: &TrainSpec, items: &Items, threads: usize) -> Result<Self> {
+    pub(crate) fn read(package: &Package, train: &TrainSpec, items: &Items, threads: &Threads) -> Result<Self> {
         let missing = || Error::invalid("train: loss `tasks` needs [overarch], which model.toml does not have");
         let overarch = package.overarch.as_ref().ok_or_else(missing)?;
         let (file, _) = overarch.graph();
@@ -219,7 +220,7 @@ mod tests {
             let package = Package::open_with_progress(&folder, &|_| ()).unwrap();
             let items = Items::read(&items::file_of(&folder).unwrap(), None).unwrap();
             let train: TrainSpec = serde_json::from_str(r#"{"label": "click", "loss": "tasks"}"#).unwrap();
-            let mut reranker = Reranker::read(&package, &train, &items, 2).unwrap();
+            let mut reranker = Reranker::read(&package, &train, &items, &Threads::new(2).unwrap()).unwrap();
             let (queries, vectors) = (floats(&case.queries), floats(&case.vectors));
             let pairs = Pairs { queries: &queries, vectors: &vectors, items: &case.items };
             let logits = reranker.logits(&pairs).unwrap();
@@ -257,7 +258,7 @@ mod tests {
             let package = Package::open_with_progress(&root.join(name), &|_| ()).unwrap();
             let mut items = Items::read(&items::file_of(&root.join(name)).unwrap(), None).unwrap();
             items.columns.retain(|column| column.name != without);
-            Reranker::read(&package, &train, &items, 1).unwrap_err().to_string()
+            Reranker::read(&package, &train, &items, &Threads::default()).unwrap_err().to_string()
         };
         assert!(refused("din", "").contains("input `past` cannot be trained, expected `query`, `item`, `similarity`"));
         assert!(refused("dcn", "price").contains("`price`"));

@@ -9,6 +9,7 @@ use sterling_embedding::{BagConfig, JaggedTensor, KeyedTensor, Sequence, Sequenc
 use sterling_graph::dense::train::{Batch, OptimizerSpec};
 use sterling_graph::dense::{DeclaredInput, DeclaredOutput, InputRows, Size};
 use sterling_graph::tower::{FeatureKind, FeatureRow, FeatureSpec, Tower};
+use sterling_kernels::threads::Threads;
 use sterling_snapshot::model::Package;
 
 /// A tower in training.
@@ -59,7 +60,7 @@ impl Side {
         name: &'static str,
         output: &str,
         optimizer: Option<&OptimizerSpec>,
-        threads: usize,
+        threads: &Threads,
     ) -> Result<Self> {
         let file = tower.graph().0.to_owned();
         let tensors: Vec<_> = tower.tensors().iter().filter(|tensor| tower.input(&tensor.name).is_ok()).collect();

@@ -34,6 +34,7 @@ use sterling_core::error::{Error, Result};
 use sterling_core::tasks;
 use sterling_graph::tower::Tower;
 use sterling_kernels::cpu::Kernels;
+use sterling_kernels::threads::Threads;
 use sterling_snapshot::items::{self, Items};
 use sterling_snapshot::model::{LossKind, Package, TrainSpec};
 use sterling_storage::files::Checksum;
@@ -72,6 +73,7 @@ pub struct Trainer {
     origin: Origin,
     catalogue: Arc<Catalogue>,
     kernels: Kernels,
+    threads: Threads,
     model: Model,
     carried: RunState,
     gradients: Gradients,
@@ -183,7 +185,8 @@ impl Opened {
     fn restore(self, items: Items, hosts: Option<Arc<Mesh>>) -> Result<Trainer> {
         let Opened { package, options, train, inputs, origin, catalogue, lock } = self;
         let task_weights = package.spec.trained_tasks().map(|(_, weight)| weight).collect();
-        let mut model = Model::new(&package, &train, &items, options.threads, options.device.as_ref(), hosts.clone())?;
+        let threads = Threads::new(options.threads)?;
+        let mut model = Model::new(&package, &train, &items, &threads, options.device.as_ref(), hosts.clone())?;
         drop(items);
         let checkpoints = Checkpoints::new(&options.work);
         let optimizer = package.folder().join(OPTIMIZER_FILE);
@@ -222,6 +225,7 @@ impl Opened {
             origin,
             catalogue: Arc::new(catalogue),
             kernels: Kernels::detect()?,
+            threads,
             model,
             carried,
             gradients: Gradients::default(),

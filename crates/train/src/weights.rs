@@ -7,6 +7,7 @@ use sterling_graph::dense::train::{
     Batch, DenseOptimizer, Gradients, OptimizerSpec, Parameter, TrainableGraph, TreeSum, Workspace,
 };
 use sterling_graph::dense::{DeclaredInput, DeclaredOutput};
+use sterling_kernels::threads::Threads;
 use sterling_snapshot::model::Package;
 
 /// A graph of a package, its weights, and the optimizer of the weights.
@@ -48,7 +49,7 @@ impl Weights {
         file: &str,
         ports: &Ports,
         optimizer: Option<&OptimizerSpec>,
-        threads: usize,
+        threads: &Threads,
     ) -> Result<Self> {
         let onnx = package.read_file(file)?;
         let Ports { given, made, unread } = ports;

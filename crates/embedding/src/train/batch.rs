@@ -12,9 +12,9 @@ use crate::train::master::MasterTable;
 use crate::train::parts::Remote;
 use crate::train::share::HostShare;
 use crate::train::staged::{Recent, Travelling};
-use crate::train::threads::Threads;
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::update::{Occurrences, RowGroups};
+use sterling_kernels::threads::Threads;
 
 /// One feature that reads one of the tables.
 #[derive(Clone, Debug)]

@@ -31,11 +31,12 @@
 //! ```
 //! use sterling_embedding::train::{LearningTables, MasterTable, Rule, RuleKind};
 //! use sterling_embedding::{BagConfig, KeyedJaggedTensor, KeyedTensor, Pooling, Unseen};
+//! use sterling_kernels::threads::Threads;
 //!
 //! let rule = Rule::new(RuleKind::Sgd, 0.5);
 //! let table = MasterTable::from_f32("products", 2, &[1.0, 2.0, 3.0, 4.0], Unseen::Zero, Some(rule))?;
 //! let bags = [BagConfig { feature: "viewed".into(), table: "products".into(), pooling: Pooling::Mean }];
-//! let mut tables = LearningTables::new(vec![table], &bags, &[], 1)?;
+//! let mut tables = LearningTables::new(vec![table], &bags, &[], &Threads::default())?;
 //!
 //! // One example with row 1 twice, and an id without a row.
 //! let ids = KeyedJaggedTensor::from_lengths(["viewed"], vec![1, 1, 0, 99], &[4], None)?;
@@ -66,7 +67,6 @@ mod staged;
 mod tables;
 #[cfg(test)]
 mod tests;
-mod threads;
 
 pub use batch::{PreparedBatch, Preparer};
 pub use hosts::{Examples, HostBatch};

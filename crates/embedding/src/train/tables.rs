@@ -11,14 +11,11 @@ use crate::train::batch::{Features, PreparedBatch, Preparer};
 use crate::train::device::DeviceSteps;
 use crate::train::master::MasterTable;
 use crate::train::report::{TableUpdate, UpdateReport};
-use crate::train::threads::Threads;
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::Kernels;
 use sterling_kernels::cpu::pool::{BagSums, Bags, Rows, pool};
 use sterling_kernels::cpu::update::{BLOCK, GradientRows, GroupsPart, RowGroups, Step, Stretches, update};
-
-/// Tasks per thread of evenly split work: a thread finishes at most one task later than the others.
-const TASKS_PER_THREAD: usize = 4;
+use sterling_kernels::threads::Threads;
 
 /// Tables in training, looked up as an `EmbeddingBagCollection` and an `EmbeddingCollection` over the same tables.
 #[derive(Debug)]
@@ -39,15 +36,15 @@ impl LearningTables {
     /// `EmbeddingBagCollection`.
     ///
     /// # Errors
-    /// `Invalid` for a missing or duplicate table, a duplicate feature of the same table, a bag without pooling, or 0 threads;
-    /// `Unsupported` if the requested kernels do not run on this CPU; `Overloaded` if threads cannot be started.
+    /// `Invalid` for a missing or duplicate table, a duplicate feature of the same table, or a bag without pooling; `Unsupported`
+    /// if the requested kernels do not run on this CPU.
     pub fn new(
         tables: Vec<MasterTable>,
         bags: &[BagConfig],
         sequences: &[SequenceConfig],
-        threads: usize,
+        threads: &Threads,
     ) -> Result<Self> {
-        let features = Features::new(&tables, bags, sequences, Threads::new(threads)?)?;
+        let features = Features::new(&tables, bags, sequences, threads.clone())?;
         let gradients = vec![Vec::new(); tables.len()];
         let preparer = Preparer { features: Arc::new(features) };
         Ok(LearningTables {
@@ -227,9 +224,7 @@ impl LearningTables {
 
     /// Returns the number of elements per task for `count` elements in total.
     fn share(&self, count: usize) -> usize {
-        let threads = self.preparer.features.threads.count();
-        let tasks = if threads == 1 { 1 } else { threads * TASKS_PER_THREAD };
-        count.div_ceil(tasks).max(1)
+        count.div_ceil(self.preparer.features.threads.tasks()).max(1)
     }
 
     /// Updates the rows of a batch by the gradients of its pooled embeddings and of the rows of its sequences `[ids, D]`, in the
@@ -410,9 +405,8 @@ struct Task<'a> {
 }
 
 impl Learning<'_> {
-    /// Splits the rows of the batch and the table's memory into tasks.
-    fn tasks(&mut self, threads: usize) -> Vec<Task<'_>> {
-        let parts = if threads == 1 { 1 } else { threads * TASKS_PER_THREAD };
+    /// Splits the rows of the batch and the table's memory into `parts` tasks.
+    fn tasks(&mut self, parts: usize) -> Vec<Task<'_>> {
         let (mut rest, mut first_row) = (&mut *self.data, 0);
         let mut tasks = Vec::with_capacity(parts);
         for part in self.groups.whole().split(parts) {
@@ -428,7 +422,7 @@ impl Learning<'_> {
 
 /// Updates the rows of tables; returns the rejected rows, each list with the index of its table.
 fn update_all(threads: &Threads, kernels: Kernels, learning: &mut [Learning<'_>]) -> Vec<(usize, Vec<u32>)> {
-    let updates: Vec<Task<'_>> = learning.iter_mut().flat_map(|table| table.tasks(threads.count())).collect();
+    let updates: Vec<Task<'_>> = learning.iter_mut().flat_map(|table| table.tasks(threads.tasks())).collect();
     threads.run(updates, |task| {
         let gradients = GradientRows::new(task.masters.width, task.gradients);
         let Task { number, step, part, mut masters, .. } = task;

@@ -12,6 +12,7 @@ use crate::step_random::StepRandom;
 use crate::{TrainOptions, Trainer};
 use sterling_core::error::Kind;
 use sterling_embedding::train::MasterTable;
+use sterling_kernels::threads::Threads;
 use sterling_snapshot::model::Package;
 
 #[test]
@@ -171,7 +172,7 @@ fn five_hundred_steps_are_those_of_pytorch() {
         let spec = package.spec.train.as_ref().unwrap().dense_optimizer;
         for (tower, name, output) in [(package.user.as_ref(), "user", "query"), (package.item.as_ref(), "item", "item")]
         {
-            let side = Side::read(&package, tower.unwrap(), name, output, Some(&spec), 1).unwrap();
+            let side = Side::read(&package, tower.unwrap(), name, output, Some(&spec), &Threads::default()).unwrap();
             let parameters = side.weights.parameters();
             assert_eq!(parameters.len(), golden.weights[name].len());
             for parameter in parameters {

@@ -23,7 +23,7 @@ pub struct TrainOptions {
     pub shuffle: usize,
     /// Seed of the sampled negatives and of the shuffled order.
     pub seed: u64,
-    /// Threads of lookups, graphs and updates.
+    /// Threads of a training step.
     pub threads: usize,
     /// GPU that holds the tables, looks them up and updates them; none means the CPU. Graphs run on the CPU.
     pub device: Option<Device>,

@@ -19,7 +19,7 @@ use crate::step_random::StepRandom;
 use crate::tasks::Labels;
 use sterling_core::error::{Error, Result};
 use sterling_embedding::Lookup;
-use sterling_graph::tower::{FeatureRow, Pooled, Scratch, Threads, Tower};
+use sterling_graph::tower::{FeatureRow, Pooled, Scratch, Threads as TowerThreads, Tower};
 use sterling_snapshot::model::{LossKind, Package};
 
 /// The model at the start of the run: the vectors of all items, and buffers for the package's user tower.
@@ -30,7 +30,7 @@ pub(super) struct Frozen {
     queries: Vec<f32>,
     /// True if the current batch is part of the progressive validation.
     is_judged: bool,
-    threads: Threads,
+    threads: TowerThreads,
     scratch: Scratch,
 }
 
@@ -65,7 +65,7 @@ impl Trainer {
         self.position.hash = hash;
         self.position.events = end;
         let next = waiting.front().map(|next| next.events.as_slice());
-        let ended = self.step(&events, next, tower)?;
+        let ended = self.threads.clone().install(|| self.step(&events, next, tower))?;
         reported(&Progress {
             events: self.position.trained,
             bytes,
@@ -123,20 +123,22 @@ impl Trainer {
             targets: &targets,
             weights: &weights,
             temperature: self.train.temperature,
+            kernels: self.kernels,
+            threads: &self.threads,
         };
         let excluded = |event: usize| events[event].exclude.as_slice();
-        let (kernels, mesh) = (self.kernels, self.model.hosts().cloned());
+        let mesh = self.model.hosts().cloned();
         let mut made = std::mem::take(&mut self.gradients);
         let (begun, loss) = match mesh {
             None => {
-                let loss = softmax.run(kernels, excluded, &mut made);
+                let loss = softmax.run(excluded, &mut made);
                 (self.model.begin_backward(&rows, &forward, &made.queries)?, loss)
             }
             Some(mesh) => {
-                let terms = softmax.begin_on_hosts(kernels, excluded, &mesh, &mut made)?;
+                let terms = softmax.begin_on_hosts(excluded, &mesh, &mut made)?;
                 // This host computes while the gradients of the candidates are in transit.
                 let begun = self.model.begin_backward(&rows, &forward, &made.queries)?;
-                (begun, softmax.finish_on_hosts(kernels, &mesh, &terms, &mut made)?)
+                (begun, softmax.finish_on_hosts(&mesh, &terms, &mut made)?)
             }
         };
         self.gradients = made;
@@ -337,7 +339,7 @@ impl Trainer {
 
 impl Frozen {
     pub(super) fn of(package: &Package, catalogue: &Catalogue, threads: usize) -> Result<Self> {
-        let (threads, mut scratch) = (Threads::new(threads), Scratch::default());
+        let (threads, mut scratch) = (TowerThreads::new(threads), Scratch::default());
         let vectors = match &package.item {
             None => catalogue.vectors().to_vec(),
             Some(tower) => {
@@ -354,7 +356,7 @@ impl Frozen {
 }
 
 /// Runs a tower on rows; returns its first output, which is the query or the item vector.
-fn run(tower: &Tower, rows: &[&FeatureRow], threads: &Threads, scratch: &mut Scratch) -> Result<Vec<f32>> {
+fn run(tower: &Tower, rows: &[&FeatureRow], threads: &TowerThreads, scratch: &mut Scratch) -> Result<Vec<f32>> {
     if rows.is_empty() {
         return Ok(Vec::new());
     }

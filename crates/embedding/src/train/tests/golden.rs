@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::super::{LearningTables, MasterTable, Rule};
 use crate::{BagConfig, KeyedJaggedTensor, KeyedTensor, Pooling, Unseen};
+use sterling_kernels::threads::Threads;
 
 fn floats(hex: &Value) -> Vec<f32> {
     let hex = hex.as_str().unwrap();
@@ -33,7 +34,8 @@ fn train(problem: &Value, case: &Value) -> Vec<Vec<f32>> {
     let width_of = |bag: &BagConfig| width(start.iter().find(|t| t["table"] == bag.table.as_str()).unwrap());
     let widths: Vec<usize> = bags.iter().map(width_of).collect();
     let keys: Vec<String> = bags.iter().map(|bag| bag.feature.clone()).collect();
-    let mut learner = LearningTables::new(start.iter().map(master).collect(), &bags, &[], 2).unwrap();
+    let mut learner =
+        LearningTables::new(start.iter().map(master).collect(), &bags, &[], &Threads::new(2).unwrap()).unwrap();
     for step in problem["steps"].as_array().unwrap() {
         let weights = step["weights"].is_string().then(|| floats(&step["weights"]));
         let (ids, lengths) = (whole(&step["ids"]), whole(&step["lengths"]));

@@ -10,6 +10,7 @@ use crate::place::Sharding;
 use crate::shard::Cut;
 use crate::{BagConfig, KeyedJaggedTensor, KeyedTensor, Pooling, RowFormat, SequenceConfig, Unseen};
 use sterling_core::random::splitmix64;
+use sterling_kernels::threads::Threads;
 
 const WIDTH: usize = 4;
 
@@ -27,7 +28,7 @@ fn table(rows: u64, unseen: Unseen, spec: ManagedSpec) -> MasterTable {
 fn learner(table: MasterTable, threads: usize) -> LearningTables {
     let bags = [BagConfig { feature: "f".into(), table: "t".into(), pooling: Pooling::Sum }];
     let sequences = [SequenceConfig { feature: "s".into(), table: "t".into() }];
-    LearningTables::new(vec![table], &bags, &sequences, threads).unwrap()
+    LearningTables::new(vec![table], &bags, &sequences, &Threads::new(threads).unwrap()).unwrap()
 }
 
 /// Trains on a bag of `ids` and a sequence of `more`; returns the rows that were reassigned to other ids.

@@ -17,6 +17,7 @@ use crate::tiers::{Fetched, Pending, RowSource, RowState};
 use crate::{BagConfig, KeyedJaggedTensor, KeyedTensor, Pooling, RowFormat, SequenceConfig, Unseen};
 use sterling_core::error::{Kind, Result};
 use sterling_kernels::cpu::Kernels;
+use sterling_kernels::threads::Threads;
 use workload::{Answer, Step, Workload, cut, cuts, late};
 
 fn plans_change_no_bit(workloads: u64) {
@@ -129,7 +130,7 @@ fn bag(feature: &str, table: &str, pooling: Pooling) -> BagConfig {
 
 fn one_table(rule: Option<Rule>) -> (LearningTables, KeyedJaggedTensor) {
     let table = MasterTable::from_f32("t", 2, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], Unseen::Zero, rule).unwrap();
-    let learner = LearningTables::new(vec![table], &[bag("f", "t", Pooling::Sum)], &[], 1).unwrap();
+    let learner = LearningTables::new(vec![table], &[bag("f", "t", Pooling::Sum)], &[], &Threads::default()).unwrap();
     (learner, KeyedJaggedTensor::from_lengths(["f"], vec![2, 0, 77, -3, 2], &[2, 3], None).unwrap())
 }
 
@@ -159,7 +160,8 @@ fn updates_that_are_not_finite_are_reported_and_skipped() {
                 table.cut(sharding, &cuts).unwrap()
             }
         };
-        let mut learner = LearningTables::new(vec![table], &[bag("f", "t", Pooling::Sum)], &[], 2).unwrap();
+        let mut learner =
+            LearningTables::new(vec![table], &[bag("f", "t", Pooling::Sum)], &[], &Threads::new(2).unwrap()).unwrap();
         let ids = KeyedJaggedTensor::from_lengths(["f"], vec![1, 2], &[1, 1], None).unwrap();
         let batch = learner.prepare(ids).unwrap();
         let report = learner.backward(batch, &gradients([1.0, 1.0, f32::NAN, 0.0]), &[]).unwrap();
@@ -278,12 +280,13 @@ fn invalid_input_is_rejected_and_changes_nothing() {
     assert_eq!((learner.tables()[0].values().unwrap(), learner.steps()), (before, 0));
 
     let table = || MasterTable::zeros("t", 4, 32, Unseen::Zero, Some(Rule::default())).unwrap();
-    assert!(LearningTables::new(vec![table()], &[bag("f", "u", Pooling::Sum)], &[], 1).is_err());
-    assert!(LearningTables::new(vec![table()], &[bag("f", "t", Pooling::None)], &[], 1).is_err());
-    assert!(LearningTables::new(vec![table(), table()], &[bag("f", "t", Pooling::Sum)], &[], 1).is_err());
-    assert!(LearningTables::new(vec![table()], &[], &[], 0).is_err());
+    assert!(LearningTables::new(vec![table()], &[bag("f", "u", Pooling::Sum)], &[], &Threads::default()).is_err());
+    assert!(LearningTables::new(vec![table()], &[bag("f", "t", Pooling::None)], &[], &Threads::default()).is_err());
+    assert!(
+        LearningTables::new(vec![table(), table()], &[bag("f", "t", Pooling::Sum)], &[], &Threads::default()).is_err()
+    );
     let twice = SequenceConfig { feature: "f".into(), table: "t".into() };
-    assert!(LearningTables::new(vec![table()], &[], &[twice.clone(), twice], 1).is_err());
+    assert!(LearningTables::new(vec![table()], &[], &[twice.clone(), twice], &Threads::default()).is_err());
 }
 
 #[test]
@@ -351,7 +354,8 @@ fn sources_that_fail_stop_the_step() {
         let cuts = cuts(&table, Sharding::TableWise);
         let source: Arc<dyn MasterSource> = Arc::new(Down { reads });
         let table = table.partition_reusing(Sharding::TableWise, &cuts, |_| Some(source.clone())).unwrap();
-        let mut learner = LearningTables::new(vec![table], &[bag("f", "t", Pooling::Sum)], &[], 1).unwrap();
+        let mut learner =
+            LearningTables::new(vec![table], &[bag("f", "t", Pooling::Sum)], &[], &Threads::default()).unwrap();
         let ids = KeyedJaggedTensor::from_lengths(["f"], vec![1, 2], &[1, 1], None).unwrap();
         let batch = learner.prepare(ids).unwrap();
         // A second call fails like the first: the rows were requested once.

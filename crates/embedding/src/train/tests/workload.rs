@@ -10,6 +10,7 @@ use crate::shard::Cut;
 use crate::tiers::{Fetched, Pending, RowSource, RowState};
 use crate::{BagConfig, KeyedJaggedTensor, KeyedTensor, Pooling, SequenceConfig, Unseen};
 use sterling_core::error::Result;
+use sterling_kernels::threads::Threads;
 
 /// Xorshift* random numbers.
 struct Xorshift(u64);
@@ -126,7 +127,7 @@ impl Workload {
     }
 
     pub(super) fn learner(&self, masters: Vec<MasterTable>, threads: usize) -> LearningTables {
-        LearningTables::new(masters, &self.bags, &self.sequences, threads).unwrap()
+        LearningTables::new(masters, &self.bags, &self.sequences, &Threads::new(threads).unwrap()).unwrap()
     }
 
     pub(super) fn gradients(&self, step: &Step) -> KeyedTensor {

@@ -19,6 +19,7 @@
 //! ```
 //! use sterling_graph::dense::train::{Batch, DenseOptimizer, Gradients, OptimizerKind, OptimizerSpec, TrainableGraph, Workspace};
 //! use sterling_graph::dense::{DeclaredInput, InputRows, DeclaredOutput, Size};
+//! use sterling_kernels::threads::Threads;
 //!
 //! let onnx = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/tiny/user.onnx"))?;
 //! let row = |name: &str, width| DeclaredInput { name: name.into(), is_pair: true, shape: vec![Size::Rows, Size::Fixed(width)] };
@@ -27,7 +28,7 @@
 //! let graph = TrainableGraph::read(&onnx, &given, &query, &[])?;
 //! let mut parameters = graph.initial().to_vec();
 //! let mut optimizer = DenseOptimizer::new(OptimizerSpec::new(OptimizerKind::Adam, 0.01), parameters.len())?;
-//! let (mut workspace, mut outputs, mut gradients) = (Workspace::new(1), Vec::new(), Gradients::default());
+//! let (mut workspace, mut outputs, mut gradients) = (Workspace::new(&Threads::default()), Vec::new(), Gradients::default());
 //!
 //! // Moves all queries towards the first axis.
 //! let fill = |rows: InputRows<'_>| rows.each(|n, row| row.iter_mut().zip(0..).for_each(|(x, i)| *x = ((n * 9 + i) % 7) as f32));
@@ -55,7 +56,7 @@ mod run;
 mod sums;
 mod tree;
 
-use std::sync::PoisonError;
+use std::ops::Range;
 
 use super::graph::Graph;
 use super::ir::{GraphInput, Side};
@@ -63,10 +64,10 @@ use super::{DeclaredInput, DeclaredOutput, InputRows, ReadGraph, Size};
 use adjoint::Adjoint;
 pub use file::Parameter;
 pub use memory::Workspace;
-use memory::{Worker, at, by_micro_batch, copy, fit, micro_batch, refill};
+use memory::{Room, Worker, at, by_micro_batch, copy, fit, micro_batch, refill};
 pub use optimizer::{DenseOptimizer, OptimizerKind, OptimizerSpec};
 pub use run::MICRO_BATCH;
-use run::Pass;
+use run::{Outputs, Pass};
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::Kernels;
 use sums::Sum;
@@ -255,17 +256,14 @@ impl TrainableGraph {
         let width: usize = self.inputs.iter().map(|input| input.width).sum();
         let fill = |rows: InputRows<'_>| (batch.fill)(InputRows { width, ..rows });
         let room = by_micro_batch(outputs, &self.widths, batch.rows);
-        workspace.workers.iter_mut().for_each(|worker| worker.is_started = false);
-        let work = |n: usize, worker: &mut Worker| {
-            worker.start(&self.forward, &shared);
-            let mut room = room[n].lock().unwrap_or_else(PoisonError::into_inner);
+        workspace.run(&self.forward, &shared, room, |n, room, worker| {
             self.forward.run(micro_batch(n, batch.rows), &mut worker.scratch, &fill, &mut |rows, outputs| {
                 for (o, width) in self.widths.iter().enumerate() {
                     copy(outputs.get(o), rows.clone(), *width, room[o]);
                 }
             });
-        };
-        run::in_order(&mut workspace.workers, batch.rows.div_ceil(MICRO_BATCH), &work, &mut |_| ())
+        });
+        Ok(())
     }
 
     /// Computes the gradients of a batch from the gradients of its outputs, each `[rows, width]`. Gradients of row
@@ -343,46 +341,36 @@ impl TrainableGraph {
         let width: usize = widths.iter().sum();
         let fill = |rows: InputRows<'_>| self.fill(rows, width, batch, output_gradients);
         let count = self.sums();
-        total.reset(count);
-        let workers = &mut workspace.workers;
-        for worker in workers.iter_mut() {
-            worker.is_started = false;
-            refill(&mut worker.sums, count);
-        }
+        // The first worker sums to `total`, so that one thread needs one set of sums.
+        std::mem::swap(total, &mut workspace.workers[0].sums);
+        workspace.workers.iter_mut().for_each(|worker| worker.sums.reset(count));
         let room = by_micro_batch(&mut gradients.inputs, &widths, batch.rows);
-        let work = |n: usize, worker: &mut Worker| {
-            worker.start(&self.backward, &shared);
-            let mut room = room[n].lock().unwrap_or_else(PoisonError::into_inner);
-            let Worker { scratch, sums, .. } = worker;
-            sums.fill(0.0);
-            self.backward.run(micro_batch(n, batch.rows), scratch, &fill, &mut |rows, outputs| {
-                for ((of, width), room) in self.adjoint.inputs.iter().zip(&widths).zip(room.iter_mut()) {
-                    match of {
-                        Some(of) => copy(outputs.get(*of), rows.clone(), *width, room),
-                        None => room[at(&rows, *width)].fill(0.0),
-                    }
-                }
-                let mut rest = &mut sums[..];
-                for sum in &self.adjoint.sums {
-                    let (own, others) = std::mem::take(&mut rest).split_at_mut(sum.count());
-                    sum.add(
-                        self.kernels,
-                        rows.len(),
-                        sum.left.map(|left| outputs.get(left)),
-                        outputs.get(sum.right),
-                        own,
-                    );
-                    rest = others;
-                }
+        workspace.run(&self.backward, &shared, room, |n, room, Worker { scratch, sums }| {
+            sums.push(first + n..first + n + 1, |sums| {
+                self.backward.run(micro_batch(n, batch.rows), scratch, &fill, &mut |rows, outputs| {
+                    self.finish_block(rows, outputs, room, sums);
+                });
             });
-        };
-        let mut number = first..;
-        let mut add = |worker: &mut Worker| {
-            if let Some(n) = number.next() {
-                total.push(n..n + 1, |to| to.copy_from_slice(&worker.sums));
+        });
+        std::mem::swap(total, &mut workspace.workers[0].sums);
+        workspace.workers[1..].iter().for_each(|worker| total.append(&worker.sums));
+        Ok(())
+    }
+
+    /// Writes the gradients of row inputs of a block to the buffers of its micro-batch, and adds the block to the sums.
+    fn finish_block(&self, rows: Range<usize>, outputs: Outputs<'_>, room: &mut Room<'_>, mut sums: &mut [f32]) {
+        for ((of, input), room) in self.adjoint.inputs.iter().zip(&self.inputs).zip(room) {
+            match of {
+                Some(of) => copy(outputs.get(*of), rows.clone(), input.width, room),
+                None => room[at(&rows, input.width)].fill(0.0),
             }
-        };
-        run::in_order(workers, batch.rows.div_ceil(MICRO_BATCH), &work, &mut add)
+        }
+        for sum in &self.adjoint.sums {
+            let (own, others) = sums.split_at_mut(sum.count());
+            let left = sum.left.map(|left| outputs.get(left));
+            sum.add(self.kernels, rows.len(), left, outputs.get(sum.right), own);
+            sums = others;
+        }
     }
 
     /// Computes the gradients of shared inputs and parameters from `sums`: the sums of all micro-batches, added as

@@ -1,7 +1,6 @@
-//! Runs plans over the rows of a batch, one micro-batch after another, on one or several threads.
+//! Runs plans over the rows of a micro-batch.
 
 use std::ops::Range;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::dense::InputRows;
 use crate::dense::exec::{self, Scratch};
@@ -9,7 +8,6 @@ use crate::dense::graph::Graph;
 use crate::dense::steps::{Plan, Precision};
 use crate::dense::{collapse, plan};
 use sterling_core::error::Result;
-use sterling_core::tasks;
 use sterling_kernels::cpu::Kernels;
 
 /// Number of rows whose gradients are summed before the sum is added to the sums of other micro-batches.
@@ -86,80 +84,4 @@ impl Pass {
             done(block, Outputs { plan: &self.plan, scratch });
         }
     }
-}
-
-/// Order of the workers: `next` is the index of the task whose `then` may run; `None` after a worker panicked.
-struct Turn<'a, T> {
-    next: Option<usize>,
-    then: &'a mut (dyn FnMut(&mut T) + Send),
-}
-
-/// Wakes all waiting workers if this worker panics.
-struct EndsOnPanic<'a, 'b, T> {
-    turn: &'a Mutex<Turn<'b, T>>,
-    changed: &'a Condvar,
-}
-
-impl<T> Drop for EndsOnPanic<'_, '_, T> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            lock(self.turn).next = None;
-            self.changed.notify_all();
-        }
-    }
-}
-
-fn lock<'a, 'b, T>(turn: &'a Mutex<Turn<'b, T>>) -> MutexGuard<'a, Turn<'b, T>> {
-    turn.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Runs `count` tasks on one thread per worker. `then` is called with each task's worker in task order, so that sums have the
-/// same bits for any number of threads.
-///
-/// # Errors
-/// `Io` if a thread cannot be started.
-pub(super) fn in_order<T: Send>(
-    workers: &mut [T],
-    count: usize,
-    work: &(dyn Fn(usize, &mut T) + Sync),
-    then: &mut (dyn FnMut(&mut T) + Send),
-) -> Result<()> {
-    let threads = workers.len().min(count);
-    if threads <= 1 {
-        for worker in workers.iter_mut().take(1) {
-            for n in 0..count {
-                work(n, worker);
-                then(worker);
-            }
-        }
-        return Ok(());
-    }
-    let (turn, changed) = (Mutex::new(Turn { next: Some(0), then }), Condvar::new());
-    let (turn, changed) = (&turn, &changed);
-    std::thread::scope(|scope| {
-        for (first, worker) in workers.iter_mut().take(threads).enumerate() {
-            let started = tasks::LEARN_GRAPH.start_in(scope, move || {
-                let _ends = EndsOnPanic { turn, changed };
-                for n in (first..count).step_by(threads) {
-                    work(n, worker);
-                    let mut now = lock(turn);
-                    while now.next.is_some_and(|next| next != n) {
-                        now = changed.wait(now).unwrap_or_else(PoisonError::into_inner);
-                    }
-                    if now.next.is_none() {
-                        return;
-                    }
-                    (now.then)(worker);
-                    now.next = Some(n + 1);
-                    changed.notify_all();
-                }
-            });
-            if let Err(e) = started {
-                lock(turn).next = None;
-                changed.notify_all();
-                return Err(e);
-            }
-        }
-        Ok(())
-    })
 }

@@ -8,6 +8,7 @@ use super::*;
 use crate::dense::interpret;
 use crate::dense::ir::{Id, Op};
 use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
+use sterling_kernels::threads::Threads;
 
 mod file;
 mod golden;
@@ -233,7 +234,8 @@ fn run(graph: &TrainableGraph, case: &Case, threads: usize) -> (Vec<Vec<f32>>, G
     let worth = |n: usize| case.worth.iter().flat_map(|row| narrow(&row[n])).collect::<Vec<f32>>();
     let worth: Vec<Vec<f32>> = (0..case.worth[0].len()).map(worth).collect();
     let worth: Vec<&[f32]> = worth.iter().map(|numbers| &numbers[..]).collect();
-    let (mut workspace, mut outputs, mut gradients) = (Workspace::new(threads), Vec::new(), Gradients::default());
+    let (mut workspace, mut outputs, mut gradients) =
+        (Workspace::new(&Threads::new(threads).unwrap()), Vec::new(), Gradients::default());
     graph.forward(&[], &batch, &mut workspace, &mut outputs).unwrap();
     graph.backward(&[], &batch, &worth, &mut workspace, &mut gradients).unwrap();
     (outputs, gradients)

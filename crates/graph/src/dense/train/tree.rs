@@ -44,6 +44,12 @@ impl TreeSum {
         }
     }
 
+    /// Adds the vectors of `next`, whose numbers follow.
+    pub(super) fn append(&mut self, next: &TreeSum) {
+        let sums = next.numbers.chunks_exact(next.width.max(1));
+        next.nodes.iter().zip(sums).for_each(|(of, sum)| self.push(of.clone(), |to| to.copy_from_slice(sum)));
+    }
+
     /// Replaces the last two sums by their sum.
     fn join(&mut self, both: Range<usize>) {
         let count = self.nodes.len() - 2;
@@ -101,7 +107,7 @@ mod tests {
         for count in 1..70 {
             let expected = naive(0..count);
             for parts in 1..=7 {
-                let mut all = TreeSum::new(3);
+                let (mut all, mut appended) = (TreeSum::new(3), TreeSum::new(3));
                 for part in 0..parts {
                     let own = count * part / parts..count * (part + 1) / parts;
                     let mut sum = TreeSum::new(3);
@@ -112,8 +118,10 @@ mod tests {
                     for (node, numbers) in nodes.into_iter().zip(sum.sums().chunks_exact(3)) {
                         all.push(node, |to| to.copy_from_slice(numbers));
                     }
+                    appended.append(&sum);
                 }
                 assert_eq!(all.total(), expected, "{count} in {parts} parts");
+                assert_eq!(appended.total(), expected, "{count} in {parts} parts");
             }
         }
         assert!(TreeSum::new(3).total().is_empty());

@@ -56,7 +56,8 @@ fn frozen_constants_and_inputs_have_no_gradient() {
     assert_eq!(names(&frozen), ["w4", "w7", "w9"]);
     let fill = |rows: InputRows<'_>| rows.each(|n, row| row.fill(n as f32 + 0.5));
     let batch = Batch { rows: 3, shared: &[], fill: &fill };
-    let (mut workspace, mut all, mut some) = (Workspace::new(1), Gradients::default(), Gradients::default());
+    let (mut workspace, mut all, mut some) =
+        (Workspace::new(&Threads::default()), Gradients::default(), Gradients::default());
     let worth = [&[0.3, -0.5, 1.0, 0.25].repeat(3)[..]];
     graph.backward(graph.initial(), &batch, &worth, &mut workspace, &mut all).unwrap();
     frozen.backward(frozen.initial(), &batch, &worth, &mut workspace, &mut some).unwrap();
@@ -111,7 +112,7 @@ fn invalid_input_is_rejected_by_name() {
     let graph = TrainableGraph::read(&onnx, &given, &made, &[]).unwrap();
     let fill = |rows: InputRows<'_>| rows.each(|_, row| row.fill(0.5));
     let (parameters, mut workspace, mut outputs, mut gradients) =
-        (graph.initial(), Workspace::new(1), Vec::new(), Gradients::default());
+        (graph.initial(), Workspace::new(&Threads::default()), Vec::new(), Gradients::default());
     let batch = Batch { rows: 2, shared: &[], fill: &fill };
     let more = Batch { shared: &[&[1.0]], ..batch };
     assert!(graph.forward(&parameters[1..], &batch, &mut workspace, &mut outputs).is_err());

@@ -130,7 +130,7 @@ fn gradients_of_packages_and_of_every_operator_match_pytorch() {
         };
         let worth: Vec<Vec<f32>> = case.outputs.iter().map(|o| case.by_row(&o.shape, &floats(&o.values))).collect();
         let worth: Vec<&[f32]> = worth.iter().map(|x| &x[..]).collect();
-        let (mut workspace, mut gradients) = (Workspace::new(2), Gradients::default());
+        let (mut workspace, mut gradients) = (Workspace::new(&Threads::new(2).unwrap()), Gradients::default());
         let batch = Batch { rows, shared: &shared, fill: &fill };
         graph.backward(graph.initial(), &batch, &worth, &mut workspace, &mut gradients).unwrap();
         let all = case.input_gradients.iter().chain(&case.constant_gradients);
