@@ -1,6 +1,7 @@
 //! Random steps with the operators that exporters write for sequences, indices and integers.
 
-use super::{MASK, Maker, Value, float, int, node, text, together};
+use super::maker::{MASK, Maker, Value, together};
+use super::onnx_file::{float, int, node, text};
 use rten_onnx::onnx::NodeProto;
 
 const FLOAT: i64 = 1;

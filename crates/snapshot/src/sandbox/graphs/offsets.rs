@@ -1,7 +1,9 @@
 //! Graphs that add a large constant and subtract it again: the compiler must not multiply the constant first, because
 //! the products do not cancel exactly.
 
-use super::{Builder, Graph, Value, int, node, port};
+use super::Graph;
+use super::maker::Value;
+use super::onnx_file::{Builder, int, node, port};
 
 /// Widths of the input, most of them without an exact reciprocal.
 const WIDTHS: [usize; 9] = [1, 2, 3, 5, 6, 7, 10, 12, 49];
