@@ -10,6 +10,12 @@
 //! yet; closing a busy stream. Freed memory is overwritten and not reused for a while. Streams run in a random order:
 //! each stream runs its work in order, as early as at submission or as late as when its result is waited for. Launches
 //! are checked against the limits of a real device ([`Limits`]).
+//!
+//! This file opens and configures a GPU and launches its kernels.
+
+mod limits;
+mod memory;
+mod streams;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{CStr, CString, c_char, c_void};
@@ -19,9 +25,13 @@ use std::sync::{Mutex, MutexGuard};
 
 use libloading::Library;
 
-use super::driver::{Demand, Driver, Launch, Streams, Work};
+use super::driver::{Demand, Driver, Launch};
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
+
+pub use limits::Limits;
+use memory::{GRAVES, overlaps};
+use streams::Queues;
 
 /// Host memory that kernels may read: start and end of each range, and the number of ranges.
 #[repr(C)]
@@ -48,32 +58,6 @@ type AllocFn = unsafe extern "C" fn(usize) -> *mut c_void;
 type FreeFn = unsafe extern "C" fn(*mut c_void, usize);
 type PoisonFn = FreeFn;
 
-/// Launch limits of a kind of device; every NVIDIA device from compute capability 8.0 on has the limits of one of
-/// these.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Name of the device.
-    pub name: &'static str,
-    /// Bytes of shared memory per block, with the opt-in for more than 48 KiB.
-    pub shared_bytes: usize,
-}
-
-impl Limits {
-    /// NVIDIA's H100 and H200 (compute capability 9.0).
-    pub const H100: Limits = Limits { name: "H100", shared_bytes: 227 << 10 };
-    /// NVIDIA's A100 (8.0).
-    pub const A100: Limits = Limits { name: "A100", shared_bytes: 163 << 10 };
-    /// NVIDIA's L4 and A10 (8.6 and 8.9).
-    pub const L4: Limits = Limits { name: "L4", shared_bytes: 99 << 10 };
-    /// All limits.
-    pub const ALL: [Limits; 3] = [Limits::H100, Limits::A100, Limits::L4];
-}
-
-/// Limits of all devices: threads per block, blocks per axis of a grid, bytes of arguments.
-const THREADS_MAX: u32 = 1024;
-const GRID_MAX: [u32; 3] = [(1 << 31) - 1, 65_535, 65_535];
-const ARGUMENTS_MAX: usize = 4096;
-
 /// Counters of driver calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -89,66 +73,8 @@ pub struct Counts {
     pub uploaded: u64,
 }
 
-#[derive(Debug, Default)]
-struct Queues {
-    next: u64,
-    work: BTreeMap<u64, VecDeque<Work>>,
-    /// Streams whose work failed, with the first error of each.
-    failed: BTreeMap<u64, Error>,
-    recordings: BTreeMap<u64, Vec<Work>>,
-    counts: Counts,
-    /// Memory that streams may not use yet, because the driver's default stream was not waited for since the
-    /// allocation.
-    unsettled: BTreeMap<u64, usize>,
-}
-
-/// Memory of all emulated GPUs: start, length, and owner.
-static OWNERS: Mutex<BTreeMap<u64, (usize, u64)>> = Mutex::new(BTreeMap::new());
 static CARDS: AtomicU64 = AtomicU64::new(0);
 
-/// Freed memory of all emulated GPUs that is not reused yet, in the order of freeing.
-#[derive(Debug)]
-struct FreedMemory {
-    runs: BTreeMap<u64, usize>,
-    order: VecDeque<(u64, u64)>,
-    bytes: usize,
-}
-
-static GRAVES: Mutex<FreedMemory> = Mutex::new(FreedMemory { runs: BTreeMap::new(), order: VecDeque::new(), bytes: 0 });
-/// Byte that overwrites memory before it is reused.
-const DEAD: u8 = 0xDD;
-/// Maximum bytes of freed memory that are withheld from reuse.
-const WITHHELD_BYTES_MAX: usize = 64 << 20;
-
-/// Returns whether one of the ranges overlaps the given bytes; an empty range counts as one byte.
-fn overlaps(runs: &BTreeMap<u64, usize>, (from, bytes): (u64, usize)) -> bool {
-    let end = from + bytes.max(1) as u64;
-    runs.range(..end).next_back().is_some_and(|(&start, &len)| start + len as u64 > from)
-}
-
-/// Returns the memory ranges of an operation; every word of a launch's arguments counts as a possible address.
-fn named(work: &Work) -> Vec<(u64, usize)> {
-    match work {
-        Work::Upload { to, from, bytes } | Work::Download { from, to, bytes } | Work::Copy { to, from, bytes } => {
-            vec![(*to, *bytes), (*from, *bytes)]
-        }
-        Work::Clear { address, bytes } => vec![(*address, *bytes)],
-        Work::Launch { arguments, .. } => {
-            arguments.as_chunks::<8>().0.iter().map(|word| (u64::from_le_bytes(*word), 1)).collect()
-        }
-    }
-}
-
-/// Returns the name of an operation for messages of faults.
-fn called(work: &Work) -> &'static str {
-    match work {
-        Work::Upload { .. } => "an upload",
-        Work::Download { .. } => "a download",
-        Work::Copy { .. } => "a copy",
-        Work::Clear { .. } => "a clearing",
-        Work::Launch { kernel, .. } => kernel,
-    }
-}
 /// Default memory size of a GPU, in bytes.
 const MEMORY_BYTES: u64 = 1 << 33;
 
@@ -308,119 +234,6 @@ impl Emulated {
             true => Err(Error::unavailable(format!("{}: the GPU is lost", self.name))),
             false => Ok(()),
         }
-    }
-
-    /// Returns the GPU whose memory has a single range that contains all of these bytes.
-    fn owner((address, bytes): (u64, usize)) -> Option<u64> {
-        let owners = locked(&OWNERS);
-        let (&first, &(len, card)) = owners.range(..=address).next_back()?;
-        (address - first + bytes.max(1) as u64 <= len as u64).then_some(card)
-    }
-
-    fn check_owner(&self, what: &str, (address, bytes): (u64, usize)) -> Result<()> {
-        if Emulated::owner((address, bytes)) == Some(self.card) {
-            return Ok(());
-        }
-        if overlaps(&locked(&GRAVES).runs, (address, bytes)) {
-            self.fault(&format!("{what}: the memory has been freed"));
-        }
-        Err(Error::internal(format!("{what}: the address is not in the memory of {}", self.name)))
-    }
-
-    /// Allocates GPU memory or pinned memory.
-    fn take(&self, bytes: usize) -> Result<u64> {
-        self.here()?;
-        if bytes as u64 > self.memory()?.0 {
-            return Err(Error::overloaded(format!("{}: the GPU is out of memory", self.name)));
-        }
-        // SAFETY: the library allocates like malloc.
-        let memory = unsafe { (self.alloc)(bytes) };
-        if memory.is_null() {
-            return Err(Error::overloaded(format!("cannot allocate {bytes} bytes")));
-        }
-        let bytes = bytes.max(1);
-        self.used_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-        locked(&OWNERS).insert(memory as u64, (bytes, self.card));
-        Ok(memory as u64)
-    }
-
-    /// Frees memory, which is withheld from reuse for a while.
-    fn give_back(&self, how: &str, address: u64) {
-        let Some((bytes, _)) = locked(&OWNERS).remove(&address) else {
-            return self.fault(&format!("memory is {how} that was never allocated, or was {how} before"));
-        };
-        self.used_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
-        self.queues().unsettled.remove(&address);
-        // SAFETY: the memory belongs to this GPU, has this size, and has no other owner.
-        unsafe { (self.poison)(address as *mut c_void, bytes) };
-        let mut graves = locked(&GRAVES);
-        graves.runs.insert(address, bytes);
-        graves.order.push_back((address, self.card));
-        graves.bytes += bytes;
-        while graves.bytes > WITHHELD_BYTES_MAX
-            && let Some(oldest) = graves.order.iter().position(|(_, card)| *card == self.card)
-            && let Some((address, _)) = graves.order.remove(oldest)
-        {
-            self.release_withheld(&mut graves, address);
-        }
-        drop(graves);
-        self.check_unused(how, (address, bytes));
-    }
-
-    /// Faults if queued work or an unfetched result still uses memory.
-    fn check_unused(&self, how: &str, run: (u64, usize)) {
-        let bytes = run.1;
-        if let Some(work) = self.queued_over(run) {
-            self.fault(&format!("memory of {bytes} bytes is {how} while `{work}` that has not run yet uses it"));
-        }
-        let is_expected = overlaps(&locked(&self.expected), run);
-        if is_expected {
-            self.fault(&format!("memory of {bytes} bytes is {how} while it has an unfetched result"));
-        }
-    }
-
-    /// Returns the name of queued work that uses any of these bytes.
-    fn queued_over(&self, (address, bytes): (u64, usize)) -> Option<&'static str> {
-        // After the GPU is lost, queued work does not run.
-        if self.is_lost.load(Ordering::Relaxed) {
-            return None;
-        }
-        let (queues, run) = (self.queues(), BTreeMap::from([(address, bytes)]));
-        let uses = |work: &&Work| named(work).into_iter().any(|named| overlaps(&run, named));
-        queues.work.values().flatten().find(uses).map(called)
-    }
-
-    /// Releases withheld memory.
-    fn release_withheld(&self, graves: &mut FreedMemory, address: u64) {
-        let bytes = graves.runs.remove(&address).unwrap_or(0);
-        graves.bytes -= bytes;
-        // SAFETY: the library allocated the memory, which had no owner since it was freed.
-        unsafe { (self.free)(address as *mut c_void, bytes) };
-    }
-
-    /// # Errors
-    /// `Internal` for a launch that a device rejects.
-    fn check_limits(&self, launch: &Launch<'_>) -> Result<()> {
-        let Launch { kernel, grid, threads, shared_bytes, arguments, .. } = *launch;
-        let Limits { name, shared_bytes: shared_max } = self.limits;
-        let refused = |what: String| Err(Error::internal(format!("kernel `{kernel}`: {what}")));
-        if shared_bytes > shared_max {
-            return refused(format!(
-                "{shared_bytes} bytes of shared memory per block, expected at most {shared_max} on {name}"
-            ));
-        }
-        if threads > THREADS_MAX || !threads.is_multiple_of(32) || threads == 0 {
-            return refused(format!(
-                "blocks of {threads} threads, expected whole warps of at most {THREADS_MAX} threads"
-            ));
-        }
-        if grid.iter().zip(GRID_MAX).any(|(&blocks, most)| blocks == 0 || blocks > most) {
-            return refused(format!("a grid of {grid:?} blocks, expected 1 to {GRID_MAX:?}"));
-        }
-        if arguments.len() > ARGUMENTS_MAX {
-            return refused(format!("{} bytes of arguments, expected at most {ARGUMENTS_MAX}", arguments.len()));
-        }
-        Ok(())
     }
 
     fn queues(&self) -> MutexGuard<'_, Queues> {
@@ -595,191 +408,5 @@ impl Driver for Emulated {
         // SAFETY: `failure` is a text that stays valid until the next launch of this thread.
         let why = unsafe { CStr::from_ptr(failure) }.to_string_lossy().into_owned();
         Err(Error::internal(why))
-    }
-}
-
-impl Emulated {
-    /// # Safety
-    /// As [`Streams::submit`].
-    unsafe fn run(&self, work: &Work) -> Result<()> {
-        self.here()?;
-        let copy = |from: u64, to: u64, bytes: usize| {
-            // SAFETY: the caller meets the method's `# Safety` conditions; addresses are pointers of `alloc`, and the
-            // two ranges do not overlap.
-            unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) }
-        };
-        match work {
-            Work::Upload { to, from, bytes } | Work::Download { from, to, bytes } | Work::Copy { to, from, bytes } => {
-                // Pinned memory is also owned by the GPU.
-                [to, from]
-                    .into_iter()
-                    .filter(|_| *bytes > 0)
-                    .try_for_each(|at| self.check_owner("a copy", (*at, *bytes)))?;
-                copy(*from, *to, *bytes);
-                Ok(())
-            }
-            // SAFETY: the caller meets the method's `# Safety` conditions.
-            Work::Clear { address, bytes } => unsafe { self.clear(*address, *bytes) },
-            Work::Launch { kernel, grid, threads, shared_bytes, arguments, demand } => {
-                let (grid, threads, shared_bytes, demand) = (*grid, *threads, *shared_bytes, *demand);
-                // SAFETY: the caller meets the method's `# Safety` conditions.
-                unsafe { self.launch(&Launch { kernel, grid, threads, shared_bytes, arguments, demand }) }
-            }
-        }
-    }
-}
-
-impl Emulated {
-    /// Submits work to a stream, and runs some of the queued work immediately, at random.
-    fn enqueue(&self, queues: &mut Queues, stream: u64, work: Vec<Work>) {
-        let unsettled = |work: &&Work| named(work).into_iter().any(|named| overlaps(&queues.unsettled, named));
-        let too_early = work.iter().find(unsettled).map(called);
-        queues.work.entry(stream).or_default().extend(work);
-        if let Some(work) = too_early {
-            self.fault(&format!(
-                "`{work}` uses memory whose allocation the driver's stream has not reached: nothing waited for it"
-            ));
-        }
-        if !self.is_late && self.random(4) == 0 {
-            for _ in 0..self.random(8) {
-                self.step(queues, None);
-            }
-        }
-    }
-
-    /// Runs one operation of the given stream, or of a random stream.
-    fn step(&self, queues: &mut Queues, stream: Option<u64>) {
-        let busy = || queues.work.iter().filter(|(_, work)| !work.is_empty()).map(|(stream, _)| *stream);
-        let chosen = stream.or_else(|| busy().nth(self.random(busy().count())));
-        let Some((stream, queue)) = chosen.and_then(|stream| Some((stream, queues.work.get_mut(&stream)?))) else {
-            return;
-        };
-        let Some(work) = queue.pop_front() else { return };
-        // SAFETY: `submit` and `replay` require the same conditions of their callers.
-        if let Err(e) = unsafe { self.run(&work) } {
-            queue.clear();
-            queues.failed.entry(stream).or_insert(e);
-        }
-    }
-}
-
-impl Drop for Emulated {
-    fn drop(&mut self) {
-        let mut graves = locked(&GRAVES);
-        let order = std::mem::take(&mut graves.order);
-        let (own, others): (VecDeque<_>, VecDeque<_>) = order.into_iter().partition(|(_, card)| *card == self.card);
-        graves.order = others;
-        own.into_iter().for_each(|(address, _)| self.release_withheld(&mut graves, address));
-        drop(graves);
-        let faults = self.faults();
-        // Reports a fault of a thread that belongs to no test, and whose panic would be lost.
-        if !faults.is_empty() && !self.keeps_faults.load(Ordering::Relaxed) && !std::thread::panicking() {
-            panic!("{faults:?}");
-        }
-    }
-}
-
-impl Streams for Emulated {
-    fn settle(&self) -> Result<()> {
-        self.queues().unsettled.clear();
-        self.here()
-    }
-
-    fn pin(&self, bytes: usize) -> Result<u64> {
-        self.take(bytes)
-    }
-
-    // SAFETY: callers meet the trait's `# Safety` conditions.
-    unsafe fn unpin(&self, address: u64) {
-        self.give_back("unpinned", address);
-    }
-
-    fn expects(&self, address: u64, bytes: usize) {
-        let mut expected = locked(&self.expected);
-        let is_taken = overlaps(&expected, (address, bytes));
-        expected.insert(address, bytes.max(1));
-        drop(expected);
-        if is_taken {
-            self.fault("a result is copied to pinned memory that already has an unfetched result");
-        }
-    }
-
-    fn fetched(&self, address: u64) {
-        locked(&self.expected).remove(&address);
-    }
-
-    fn recycles(&self, address: u64, bytes: usize) {
-        if bytes == 0 {
-            return;
-        }
-        self.check_unused("reused", (address, bytes));
-        if Emulated::owner((address, bytes)) == Some(self.card) {
-            // SAFETY: the memory belongs to this GPU, and nothing else uses it.
-            unsafe { std::ptr::write_bytes(address as *mut u8, DEAD, bytes) };
-        }
-    }
-
-    fn stream(&self) -> Result<u64> {
-        self.here()?;
-        let mut queues = self.queues();
-        queues.next += 1;
-        let stream = queues.next;
-        queues.work.insert(stream, VecDeque::new());
-        Ok(stream)
-    }
-
-    // SAFETY: callers meet the trait's `# Safety` conditions.
-    unsafe fn close(&self, stream: u64) {
-        let mut queues = self.queues();
-        let left = queues.work.remove(&stream).map_or(0, |work| work.len());
-        queues.failed.remove(&stream);
-        drop(queues);
-        if left > 0 && self.here().is_ok() {
-            self.fault(&format!("a stream is closed that still has {left} operations to run"));
-        }
-    }
-
-    // SAFETY: callers meet the trait's `# Safety` conditions.
-    unsafe fn submit(&self, stream: u64, work: &[Work]) -> Result<()> {
-        self.here()?;
-        let mut queues = self.queues();
-        queues.counts.submitted += 1;
-        self.enqueue(&mut queues, stream, work.to_vec());
-        Ok(())
-    }
-
-    unsafe fn record(&self, _: u64, work: &[Work]) -> Result<u64> {
-        let mut queues = self.queues();
-        queues.counts.recorded += 1;
-        queues.next += 1;
-        let recording = queues.next;
-        queues.recordings.insert(recording, work.to_vec());
-        Ok(recording)
-    }
-
-    // SAFETY: callers meet the trait's `# Safety` conditions.
-    unsafe fn replay(&self, stream: u64, recording: u64) -> Result<()> {
-        self.here()?;
-        let mut queues = self.queues();
-        let work = queues.recordings.get(&recording).cloned();
-        let work = work.ok_or_else(|| Error::internal("the recording was destroyed"))?;
-        queues.counts.replayed += 1;
-        self.enqueue(&mut queues, stream, work);
-        Ok(())
-    }
-
-    unsafe fn forget(&self, recording: u64) {
-        self.queues().recordings.remove(&recording);
-    }
-
-    // SAFETY: callers meet the trait's `# Safety` conditions.
-    unsafe fn wait(&self, stream: u64) -> Result<()> {
-        let mut queues = self.queues();
-        queues.counts.waits += 1;
-        while queues.work.get(&stream).is_some_and(|work| !work.is_empty()) {
-            let is_other = !self.is_late && self.random(2) == 0;
-            self.step(&mut queues, (!is_other).then_some(stream));
-        }
-        queues.failed.remove(&stream).map_or_else(|| self.here(), Err)
     }
 }

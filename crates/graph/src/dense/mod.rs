@@ -7,10 +7,10 @@
 //!    depends on the item alone, which is computed once per item if that pays off.
 //! 3. `demand` drops the steps of a sequence that are not read. `collapse` turns linear chains into single products,
 //!    with matrices computed from the user's values once per request if that pays off.
-//! 4. `plan` assigns memory to every value and generates steps (`steps`), among them fused steps for comparisons,
-//!    products and reductions (`equal`), for attention (`attention`), and for softmax or layer normalization
-//!    (`normalize`), and int8 products (`quantized`). `exec` runs the steps: user steps once, row steps in blocks that
-//!    stay in the caches through all steps.
+//! 4. `plan` assigns memory to every value (`buffers`) and generates steps (`lower`, `products`, `steps`), among them
+//!    fused steps for comparisons, products and reductions (`equal`), for attention (`attention`), and for softmax or
+//!    layer normalization (`normalize`), and int8 products (`quantized`). `exec` runs the steps: user steps once, row
+//!    steps in blocks that stay in the caches through all steps.
 //!
 //! `text` prints a compiled graph, for `sterling inspect` and for the digest of the graph.
 //!
@@ -19,6 +19,7 @@
 
 mod attend;
 mod attention;
+mod buffers;
 mod chains;
 mod collapse;
 mod demand;
@@ -31,9 +32,11 @@ mod graph;
 mod import;
 mod interpret;
 mod ir;
+mod lower;
 mod normalize;
 mod pairs;
 mod plan;
+mod products;
 mod quantized;
 mod recurrent;
 mod separate;

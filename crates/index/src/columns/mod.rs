@@ -14,6 +14,7 @@
 
 mod build;
 mod cell;
+mod comparison;
 mod containing;
 #[cfg(feature = "cuda")]
 mod device;
@@ -26,6 +27,8 @@ mod view;
 
 pub use build::{ItemColumn, ItemValues, encode, text_bytes, values_end};
 pub use cell::Cell;
+pub use comparison::Comparison;
+pub(crate) use comparison::evaluate_bits;
 pub use containing::Contains;
 #[cfg(feature = "cuda")]
 pub use device::DeviceColumns;
@@ -34,8 +37,7 @@ pub use operator::{Operator, Threshold};
 pub use overlay::{Overlay, Predicate, Value};
 pub(crate) use sparse::bits;
 pub use stacked::Stacked;
-pub(crate) use view::evaluate_bits;
-pub use view::{Column, ColumnKind, Columns, Comparison};
+pub use view::{Column, ColumnKind, Columns};
 
 #[cfg(test)]
 mod tests {
