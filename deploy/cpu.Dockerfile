@@ -4,11 +4,11 @@
 FROM rust:1.95-bookworm AS build
 WORKDIR /build
 # Without symbols the program is a fifth as large.
-ENV CARGO_PROFILE_RELEASE_STRIP=symbols
+ENV CARGO_PROFILE_DIST_STRIP=symbols
 COPY . .
 # The registry and what was built of dependencies stay between builds of the image.
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/build/target \
-    cargo build --release --locked --features full --bin sterling && cp target/release/sterling /usr/local/bin/sterling
+    cargo build --profile dist --locked --features full --bin sterling && cp target/dist/sterling /usr/local/bin/sterling
 
 FROM debian:bookworm-slim
 # The authorities by whose certificates object stores are known.

@@ -1,6 +1,6 @@
 """Packages the program and the model of the demo: a wheel contains `sterling` if there is a build, and is pure Python otherwise.
 
-The program is `$STERLING_PROGRAM`, else `release/sterling`, `quick/sterling` or `debug/sterling` of the clone's `target`, or
+The program is `$STERLING_PROGRAM`, else `dist/sterling`, `release/sterling`, `quick/sterling` or `debug/sterling` of the clone's `target`, or
 of `$CARGO_TARGET_DIR`. `$STERLING_PLATFORM` names a platform other than this machine's, such as `manylinux_2_28_x86_64`, for a
 program that is known to run there (`scripts/build_wheel.sh`)."""
 
@@ -11,7 +11,7 @@ import sysconfig
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 #: Build folders of cargo with the program, the fastest build first.
-PROFILES = ("release", "quick", "debug")
+PROFILES = ("dist", "release", "quick", "debug")
 
 
 class ProgramHook(BuildHookInterface):

@@ -2,7 +2,7 @@
 """Builds a container image of a built program, without a daemon, a registry or privileges: an OCI image layout, reproducible for
 the same program and libraries.
 
-    scripts/build_image.py [--program target/release/sterling] [--tag latest] [FOLDER, target/image]
+    scripts/build_image.py [--program target/dist/sterling] [--tag latest] [FOLDER, target/image]
     skopeo copy oci:target/image:latest docker-daemon:sterling:latest     # or docker://REGISTRY/sterling:latest
 
 Besides the program the image has its shared libraries, the CA certificates, and an unprivileged user: no shell, no package
@@ -157,12 +157,12 @@ def main() -> None:
     root = pathlib.Path(__file__).parents[1]
     arguments = argparse.ArgumentParser(description="Makes a container image of a built program, as an OCI image layout.")
     arguments.add_argument("folder", nargs="?", type=pathlib.Path, default=root / "target/image", help="folder of the layout (target/image)")
-    arguments.add_argument("--program", type=pathlib.Path, default=root / "target/release/sterling", help="the program (target/release/sterling)")
+    arguments.add_argument("--program", type=pathlib.Path, default=root / "target/dist/sterling", help="the program (target/dist/sterling)")
     arguments.add_argument("--tag", default="latest", help="the image's tag in the layout (latest)")
     arguments.add_argument("--keep-symbols", action="store_true", help="keep the debug information of the program")
     given = arguments.parse_args()
     if not given.program.is_file():
-        raise SystemExit(f"{given.program}: no such program; `cargo build --release --features full` makes one")
+        raise SystemExit(f"{given.program}: no such program; `cargo build --profile dist --features full` makes one")
     with tempfile.TemporaryDirectory() as scratch:
         program = pathlib.Path(scratch) / "sterling"
         if given.keep_symbols:

@@ -11,8 +11,8 @@ wheels="${1:-target/wheels}"
 glibc="${STERLING_GLIBC:-2.28}"
 
 if [ -z "${STERLING_PROGRAM:-}" ]; then
-    cargo build --release --locked --features full
-    STERLING_PROGRAM=target/release/sterling
+    cargo build --profile dist --locked --features full
+    STERLING_PROGRAM=target/dist/sterling
 fi
 program="$(mktemp -d)/sterling"
 trap 'rm -r "$(dirname "$program")"' EXIT

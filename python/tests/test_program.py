@@ -127,7 +127,7 @@ def test_the_package_brings_whatever_program_was_built(tmp_path, monkeypatch):
 
     assert brought() == [] and "the package has no program" in warned[0]
     # The fastest existing build is used.
-    for profile in ("debug", "quick", "release"):
+    for profile in ("debug", "quick", "release", "dist"):
         made = tmp_path / "target" / profile / "sterling"
         made.parent.mkdir(parents=True)
         made.touch()
