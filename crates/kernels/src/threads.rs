@@ -46,7 +46,7 @@ impl Threads {
 
     /// Returns the number of tasks into which work of equal parts is divided: 1 for one thread.
     pub fn tasks(&self) -> usize {
-        self.pool.as_ref().map_or(1, |pool| pool.current_num_threads() * TASKS_PER_THREAD)
+        if self.count() == 1 { 1 } else { self.count() * TASKS_PER_THREAD }
     }
 
     /// Runs `work` on one of the threads, so that the tasks that it runs start without a thread switch. Several calls at a time must

@@ -116,11 +116,9 @@ impl SampledSoftmax<'_> {
         for some in blocks(own) {
             sums.reset(some.len() * self.dimension);
             for ((subtrees, _), rest) in hosts.iter().zip(&mut rest) {
-                for subtree in subtrees {
-                    let (own, behind) = rest.split_at(some.len() * self.dimension);
-                    sums.push(subtree.clone(), |to| to.copy_from_slice(own));
-                    *rest = behind;
-                }
+                let (own, behind) = rest.split_at(subtrees.len() * some.len() * self.dimension);
+                sums.push_sums(subtrees, own);
+                *rest = behind;
             }
             candidates.extend_from_slice(sums.total());
         }

@@ -143,13 +143,12 @@ impl Weights {
         let width = self.graph.sums();
         let mut all = TreeSum::new(width);
         for (micro_batches, sums) in hosts {
-            for subtree in TreeSum::subtrees(micro_batches.clone()) {
-                let missing =
-                    || Error::invalid(format!("got {} sums of gradients, expected at least {width}", sums.len()));
-                let (own, rest) = sums.split_at_checked(width).ok_or_else(missing)?;
-                all.push(subtree, |to| to.copy_from_slice(own));
-                *sums = rest;
-            }
+            let subtrees = TreeSum::subtrees(micro_batches.clone());
+            let count = subtrees.len() * width;
+            let missing = || Error::invalid(format!("got {} sums of gradients, expected at least {count}", sums.len()));
+            let (own, rest) = sums.split_at_checked(count).ok_or_else(missing)?;
+            all.push_sums(&subtrees, own);
+            *sums = rest;
         }
         let batch = Batch { rows: 0, shared: &[], fill: &|_| () };
         self.graph.finish(&self.numbers, &batch, all.total(), &mut self.workspace, &mut self.gradients)

@@ -1,4 +1,4 @@
-//! Buffers of forward and backward passes, and the layout of a micro-batch in these buffers.
+//! Buffers of forward and backward passes, the threads that share a pass, and the layout of a micro-batch in these buffers.
 
 use std::ops::Range;
 

@@ -46,8 +46,15 @@ impl TreeSum {
 
     /// Adds the vectors of `next`, whose numbers follow.
     pub(super) fn append(&mut self, next: &TreeSum) {
-        let sums = next.numbers.chunks_exact(next.width.max(1));
-        next.nodes.iter().zip(sums).for_each(|(of, sum)| self.push(of.clone(), |to| to.copy_from_slice(sum)));
+        self.push_sums(&next.nodes, &next.numbers);
+    }
+
+    /// Adds the sums of the next complete subtrees, `[subtrees, width]`.
+    pub fn push_sums(&mut self, subtrees: &[Range<usize>], sums: &[f32]) {
+        let width = self.width;
+        for (n, of) in subtrees.iter().enumerate() {
+            self.push(of.clone(), |to| to.copy_from_slice(&sums[n * width..][..width]));
+        }
     }
 
     /// Replaces the last two sums by their sum.
