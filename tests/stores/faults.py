@@ -7,6 +7,7 @@ import http.client
 import http.server
 import os
 import pathlib
+import random
 import socket
 import subprocess
 import sys
@@ -142,9 +143,11 @@ class Proxy:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port below those that the kernel gives to connections: one of these could take it before its server listens."""
+    while True:
+        port = random.randrange(12000, 32000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def wait_for(what: str, is_so: collections.abc.Callable[[], object], seconds: float = 30) -> None:

@@ -1,7 +1,9 @@
 """The shell session that runs the commands of docs/guide/tasks.md."""
 
+import contextlib
 import os
 import pathlib
+import random
 import re
 import selectors
 import shutil
@@ -46,11 +48,14 @@ def tasks(page: str) -> list[Task]:
 
 
 def free_ports(count: int) -> list[str]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [str(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    """Ports below those that the kernel gives to connections: one of these could take them before their server listens."""
+    ports = []
+    for port in random.sample(range(12000, 32000), 1000):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            ports.append(str(port))
+        if len(ports) == count:
+            return ports
+    raise AssertionError(f"fewer than {count} of 1000 ports from 12000 to 31999 are free")
 
 
 class Shell:
