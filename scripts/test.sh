@@ -75,16 +75,37 @@ export TEST_EXCHANGES=$PWD/target/exchanges
 if [ "$all" ]; then
     export STERLING_TEST_FAULTS=1 STERLING_BATCHES=20000 STERLING_RANDOM_GRAPHS=2000
 fi
-# Tests wait for servers and brokers a third of their time: two more threads than cores keep the cores busy.
-export RUST_TEST_THREADS=$(($(getconf _NPROCESSORS_ONLN) + 2))
-cargo test --locked --workspace --lib --bins --tests --examples --features full -- ${all:+--include-ignored}
-cargo test --locked --workspace --doc --features full
-RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --quiet --features full
 # Packages each crate as for publication, with everything that it refers to; the long suite also builds it from these files only.
 packaged() { cargo package --locked --workspace --allow-dirty --quiet "$@"; }
-if [ "$all" ]; then packaged; else packaged --no-verify; fi
+others() {
+    scripts/test_python.sh $all --ignore=tests/test_exchanges.py
+    cargo test --locked --workspace --doc --features full
+    RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --quiet --features full
+    if [ "$all" ]; then packaged; else packaged --no-verify; fi
+}
+tests=(cargo test --locked --workspace --lib --bins --tests --examples --features full)
+"${tests[@]}" --no-run
+# Tests wait for servers and brokers a third of their time: two more threads than cores keep the cores busy, and what does not
+# need their results runs beside them, and is reported when it ends. The long suite measures, so it does one after the other.
+export RUST_TEST_THREADS=$(($(getconf _NPROCESSORS_ONLN) + 2))
 if [ "$all" ]; then
+    "${tests[@]}" -- --include-ignored
+    others
     scripts/test_sanitized.sh
     scripts/test_loom.sh
+else
+    said=$PWD/target/others.log
+    others >"$said" 2>&1 &
+    beside=$!
+    finish() {
+        local status=$?
+        trap - EXIT
+        wait "$beside" || status=$?
+        cat "$said"
+        [ "$status" = 0 ] || exit "$status"
+    }
+    trap finish EXIT
+    "${tests[@]}"
+    finish
 fi
-scripts/test_python.sh $all
+PYTHONPATH=python target/python/bin/python -m pytest -q -p no:cacheprovider python/tests/test_exchanges.py

